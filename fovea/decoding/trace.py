@@ -1,0 +1,59 @@
+"""The generation trace: every metric, table and plot is computed from these records, and they are saved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Round:
+    """One draft-verify iteration. Seconds are wall-clock, with the device synchronised at their ends.
+
+    Attributes:
+        draft_nodes: draft tokens in the tree, root not counted.
+        tree_depth: depth of the deepest draft.
+        accepted: draft tokens among ``committed`` (no bonus).
+        committed: tokens committed in this round, bonus included, cut at EOS and cap.
+        retrieval: (K, min(K_raw, K_max)) per node that retrieved evidence.
+    """
+
+    draft_nodes: int
+    tree_depth: int
+    accepted: int
+    committed: int
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    total_s: float = 0.0
+    retrieval: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class GenerationTrace:
+    """One answer. ``tokens`` holds the first token (from the prefill) and everything committed by the rounds.
+
+    An autoregressive answer has no rounds. ``finish`` is ``eos`` or ``cap``; ``total_s`` includes ``prefill_s``, and
+    ``prefill_s`` includes the vision tower.
+    """
+
+    key: str
+    source: str
+    method: str
+    prompt_tokens: int
+    visual_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    prefill_s: float = 0.0
+    total_s: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+    peak_memory_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> GenerationTrace:
+        """The trace that :meth:`to_json` wrote."""
+        rounds = [Round(**{**r, "retrieval": [tuple(k) for k in r["retrieval"]]}) for r in record["rounds"]]
+        return cls(**{**record, "rounds": rounds})

@@ -1,0 +1,163 @@
+"""The Target contract: a frozen vision-language model that teaches, prefills and verifies.
+
+Legend: ``T`` prompt tokens, ``n`` new tokens, ``A`` rotary axes (3 for M-RoPE, else 1), ``N`` visual tokens,
+``D`` hidden width, ``V`` vocabulary. Decoding handles one request at a time, so there is no batch axis here.
+
+Everything that belongs to a request lives in a :class:`TargetState` that the caller holds; a target keeps nothing
+between calls, so requests may interleave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fovea.targets.conversation import Conversation
+from fovea.targets.kv_cache import KVCache
+from fovea.targets.teacher_batch import TeacherSample
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding of the target's text model."""
+
+    theta: float
+    #: Frequencies (half the head width) per axis for M-RoPE; None for one axis.
+    mrope_section: tuple[int, ...] | None = None
+
+    @property
+    def axes(self) -> int:
+        """Rotary axes A of a position."""
+        return len(self.mrope_section) if self.mrope_section else 1
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The numbers of a target that a drafter is built from; plain types, stored in checkpoints."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    qkv_bias: bool
+    rope: RopeSpec
+    max_positions: int
+    eos_ids: tuple[int, ...]
+    #: Token ids that stand for images in the prompt and are never generated.
+    placeholder_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation as the target reads it: ids, positions and vision inputs; CPU tensors, no batch axis.
+
+    Attributes:
+        ids: [T] int64, image placeholders expanded to one id per visual token.
+        positions: [A, T] int64 rotary positions.
+        answer_mask: [T] bool, true where the *token* belongs to an assistant answer, its end token included.
+        next_position: rotary position of the token that would follow.
+        is_visual: [T] bool, true at image positions.
+        vision: keyword arguments of the vision tower, empty for text.
+        grids: per image, rows and columns of its visual tokens in reading order.
+        image_sizes: per image, (width, height) in pixels as given.
+    """
+
+    key: str
+    ids: Tensor
+    positions: Tensor
+    answer_mask: Tensor
+    next_position: int
+    is_visual: Tensor
+    vision: Mapping[str, Tensor] = field(default_factory=dict)
+    grids: tuple[tuple[int, int], ...] = ()
+    image_sizes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass
+class TargetState:
+    """All that a request in progress needs; the caller holds it."""
+
+    cache: KVCache
+    #: Rotary position minus cache slot for text behind the prompt: an image takes more slots than positions.
+    rope_delta: int
+    axes: int
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the cache."""
+        return self.cache.length
+
+    def text_positions(self, offsets: Tensor) -> Tensor:
+        """[A, n] rotary positions of text ``offsets`` [n] tokens behind the committed rows (0 is the next one)."""
+        return (offsets + (self.length + self.rope_delta)).expand(self.axes, -1)
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What a prefill leaves for the drafter: one row per prompt token, and the visual tokens.
+
+    Attributes:
+        ids: [T] int64.
+        positions: [A, T] int64.
+        embeds: [T, D] merged input embeddings; visual tokens at image positions.
+        hidden: [T, D] states f, after the final norm.
+        visual: [N, D] projected visual tokens of all images, in prompt order; N = 0 for text.
+        is_visual: [T] bool.
+        capacity: tokens that the request may reach, prompt and pending draft tokens included.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    embeds: Tensor
+    hidden: Tensor
+    visual: Tensor
+    is_visual: Tensor
+    capacity: int
+
+
+class Target(Protocol):
+    """A frozen VLM. Implementations are plain objects, never submodules of a trained module."""
+
+    spec: TargetSpec
+    device: torch.device
+    dtype: torch.dtype
+
+    def encode(self, conversation: Conversation) -> Encoded:
+        """Chat template, tokenizer, image processor and positions; a trailing user turn gets a generation prompt."""
+        ...
+
+    def prefill(self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0) -> tuple[TargetState, Prefill]:
+        """Runs vision tower and prompt; the cache has room for ``max_new_tokens`` and ``draft_rows`` pending rows."""
+        ...
+
+    def extend(self, state: TargetState, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:
+        """States f [n, D] of ``ids`` [n] at ``positions`` [A, n] behind the committed rows; the rows stay pending.
+
+        ``tree_mask`` [n, n] bool: row i sees itself and its ancestors; None is causal. All see the committed rows.
+        """
+        ...
+
+    def commit(self, state: TargetState, rows: Sequence[int]) -> None:
+        """Keeps the pending rows ``rows`` in that order and drops the others."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [..., D] of text ids."""
+        ...
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of states f."""
+        ...
+
+    def teach(self, batch: Sequence[Encoded], mid_layers: Sequence[int]) -> list[TeacherSample]:
+        """One forward pass over complete conversations; what they teach a drafter, one sample per conversation."""
+        ...

@@ -1,0 +1,34 @@
+"""A conversation: chat turns and the pictures they speak of, before any tokenizer has seen them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+#: A picture in memory, or the file that holds it.
+ImageSource = Image.Image | Path | str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Chat turns in the message format of transformers, with their pictures in order of appearance.
+
+    ``messages`` is a list of ``{"role": ..., "content": ...}``; a content is a string or a list of parts
+    ``{"type": "text", "text": ...}`` and ``{"type": "image"}``. The i-th image part of the whole conversation
+    shows ``images[i]``. Assistant messages hold strings. A conversation that ends with a user turn is a prompt.
+
+    Attributes:
+        key: stable and unique in its data set; any characters.
+        source: the family or benchmark it belongs to; results are reported per source.
+        answer: what a right answer holds, for accuracy reports; not used by any method.
+    """
+
+    key: str
+    messages: list[dict[str, Any]]
+    images: tuple[ImageSource, ...] = ()
+    source: str = ""
+    answer: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)

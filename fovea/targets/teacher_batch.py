@@ -1,0 +1,117 @@
+"""What the target teaches a drafter, the same whether it was read from shards or computed in the training step.
+
+Legend: ``B`` samples, ``T`` tokens, ``A`` rotary axes, ``N`` visual tokens, ``D`` hidden width,
+``R`` supervised positions of the whole batch.
+
+A position t is *supervised* when the token at t + 1 belongs to an answer: the target's state there predicts a token
+that the drafter will have to predict. ``answer_mask`` marks tokens, ``supervised`` marks positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+def supervised_positions(answer_mask: Tensor) -> Tensor:
+    """[..., T] bool: positions whose next token is marked in ``answer_mask`` [..., T]; never the last one."""
+    return torch.cat([answer_mask[..., 1:], torch.zeros_like(answer_mask[..., :1])], dim=-1)
+
+
+@dataclass(frozen=True)
+class TeacherSample:
+    """One conversation as an artifact holds it.
+
+    Attributes:
+        key: of the conversation.
+        ids: [T] int64.
+        positions: [A, T] int64.
+        answer_mask: [T] bool over tokens.
+        is_visual: [T] bool.
+        last: [T, D] states f, after the final norm.
+        mid: [R, D] mid states at the supervised positions, in order.
+        visual: [N, D] projected visual tokens in prompt order.
+        grids: per image, rows and columns of its visual tokens.
+    """
+
+    key: str
+    ids: Tensor
+    positions: Tensor
+    answer_mask: Tensor
+    is_visual: Tensor
+    last: Tensor
+    mid: Tensor
+    visual: Tensor
+    grids: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class TeacherBatch:
+    """Samples padded on the right.
+
+    Attributes:
+        keys: of the conversations, B of them.
+        ids: [B, T] int64, 0 where padded.
+        positions: [B, A, T] int64.
+        valid: [B, T] bool, false where padded.
+        answer_mask: [B, T] bool over tokens, false where padded.
+        is_visual: [B, T] bool.
+        last: [B, T, D] states f.
+        mid: [R, D] mid states at ``supervised_positions(answer_mask)``, sample by sample.
+        visual: [B, N, D] visual tokens, zero where padded.
+        visual_valid: [B, N] bool.
+    """
+
+    keys: tuple[str, ...]
+    ids: Tensor
+    positions: Tensor
+    valid: Tensor
+    answer_mask: Tensor
+    is_visual: Tensor
+    last: Tensor
+    mid: Tensor
+    visual: Tensor
+    visual_valid: Tensor
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TeacherBatch:
+        """The batch on ``device``; floating tensors cast to ``dtype`` if one is given."""
+        moved = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                cast = dtype if value.is_floating_point() else None
+                moved[item.name] = value.to(device=device, dtype=cast, non_blocking=True)
+        return replace(self, **moved)
+
+    @staticmethod
+    def collate(samples: Sequence[TeacherSample]) -> TeacherBatch:
+        """Pads ``samples`` to their longest; a sample alone and the same sample in a batch train alike."""
+        batch, length = len(samples), max(s.ids.shape[0] for s in samples)
+        entries = max(s.visual.shape[0] for s in samples)
+        first = samples[0]
+        out = TeacherBatch(
+            keys=tuple(s.key for s in samples),
+            ids=torch.zeros(batch, length, dtype=torch.int64),
+            positions=torch.zeros(batch, first.positions.shape[0], length, dtype=torch.int64),
+            valid=torch.zeros(batch, length, dtype=torch.bool),
+            answer_mask=torch.zeros(batch, length, dtype=torch.bool),
+            is_visual=torch.zeros(batch, length, dtype=torch.bool),
+            last=first.last.new_zeros(batch, length, first.last.shape[1]),
+            mid=torch.cat([s.mid for s in samples]),
+            visual=first.visual.new_zeros(batch, entries, first.last.shape[1]),
+            visual_valid=torch.zeros(batch, entries, dtype=torch.bool),
+        )
+        for row, sample in enumerate(samples):
+            tokens, seen = sample.ids.shape[0], sample.visual.shape[0]
+            out.ids[row, :tokens] = sample.ids
+            out.positions[row, :, :tokens] = sample.positions
+            out.valid[row, :tokens] = True
+            out.answer_mask[row, :tokens] = sample.answer_mask
+            out.is_visual[row, :tokens] = sample.is_visual
+            out.last[row, :tokens] = sample.last
+            out.visual[row, :seen] = sample.visual
+            out.visual_valid[row, :seen] = True
+        return out
