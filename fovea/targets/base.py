@@ -131,8 +131,13 @@ class Target(Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def encode(self, conversation: Conversation) -> Encoded:
-        """Chat template, tokenizer, image processor and positions; a trailing user turn gets a generation prompt."""
+    def encode(self, conversation: Conversation, answers: Sequence[Sequence[int]] | None = None) -> Encoded:
+        """Chat template, tokenizer, image processor and positions; a trailing user turn gets a generation prompt.
+
+        ``answers`` are token ids that stand in place of the assistant turns: one list per user turn, or one fewer, so
+        that the last user turn is a prompt. An end token that closes an answer is part of it; an answer without one
+        was cut, and the end token that the chat template puts behind it is not marked as the answer's.
+        """
         ...
 
     def prefill(self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0) -> tuple[TargetState, Prefill]:
@@ -160,4 +165,14 @@ class Target(Protocol):
 
     def teach(self, batch: Sequence[Encoded], mid_layers: Sequence[int]) -> list[TeacherSample]:
         """One forward pass over complete conversations; what they teach a drafter, one sample per conversation."""
+        ...
+
+    def answer(
+        self, conversations: Sequence[Conversation], max_new_tokens: int, batch_size: int
+    ) -> list[list[list[int]]]:
+        """The target's own greedy answers: per conversation, one list of token ids per user turn.
+
+        Assistant turns of the conversation are ignored; every later turn sees the target's own earlier answers. An
+        answer ends with its end token unless ``max_new_tokens`` cut it.
+        """
         ...
