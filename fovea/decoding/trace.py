@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+from fovea.targets.base import Encoded
 
 
 @dataclass
@@ -48,6 +53,11 @@ class GenerationTrace:
     rounds: list[Round] = field(default_factory=list)
     peak_memory_bytes: int = 0
 
+    @classmethod
+    def of(cls, encoded: Encoded, method: str, source: str) -> GenerationTrace:
+        """The empty trace of a request."""
+        return cls(encoded.key, source, method, encoded.ids.shape[0], int(encoded.is_visual.sum()))
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain types."""
         return asdict(self)
@@ -57,3 +67,15 @@ class GenerationTrace:
         """The trace that :meth:`to_json` wrote."""
         rounds = [Round(**{**r, "retrieval": [tuple(k) for k in r["retrieval"]]}) for r in record["rounds"]]
         return cls(**{**record, "rounds": rounds})
+
+
+def save_traces(path: Path | str, traces: Iterable[GenerationTrace]) -> None:
+    """Writes one JSON object per line."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(trace.to_json()) + "\n" for trace in traces)
+
+
+def load_traces(path: Path | str) -> list[GenerationTrace]:
+    """The traces that :func:`save_traces` wrote, in order."""
+    with open(path, encoding="utf-8") as file:
+        return [GenerationTrace.from_json(json.loads(line)) for line in file]
