@@ -1,0 +1,52 @@
+# make train and make test work on a fresh machine: they create .venv and install into it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One thread per test worker: two torch processes with two threads each crawl on two cores.
+export OMP_WAIT_POLICY ?= PASSIVE
+TEST_ENV := OMP_NUM_THREADS=1 WANDB_MODE=offline
+# Arguments of the entry points and of pytest, e.g. make train ARGS="experiment=smoke"
+ARGS ?=
+
+.PHONY: help setup train evaluate test lint format bench clean
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(VENV)/.dev  ## virtual environment with everything for development
+
+train: $(VENV)/.run  ## the whole job on the embedded default target
+	$(BIN)/python train.py $(ARGS)
+
+evaluate: $(VENV)/.run  ## make evaluate ARGS="ckpt=outputs/..."
+	$(BIN)/python evaluate.py $(ARGS)
+
+test: $(VENV)/.dev  ## all tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.run  ## every benchmark, one after the other
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:           ## what runs and tests leave behind; not the cache of targets and artifacts
+	rm -rf outputs multirun wandb build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,1 @@
+"""What the two entry points share: settings, jobs, tracking, provenance and sweeps."""

@@ -1,0 +1,134 @@
+"""The end of a sweep: one table and one plot over all of its jobs, in the sweep's folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from fovea.app.job import OUTCOME
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a sweep: its folder's name, its overrides by field, how it ended, and its metrics."""
+
+    name: str
+    overrides: dict[str, str]
+    status: str
+    metrics: dict[str, float]
+    error: str = ""
+
+
+class SweepSummary(Callback):
+    """Writes ``summary.csv``, ``summary.md`` and ``summary.png`` and prints the table.
+
+    Ends the process with exit code 1 if a job failed, after all of them have run.
+    """
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        """``metrics``: names in the order of the columns; the first two are plotted."""
+        self.metrics = list(metrics)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        swept = [str(override).split("=", 1)[0] for override in config.hydra.overrides.task]
+        jobs = read_jobs(folder)
+        rows = table(jobs, varying(jobs, swept), self.metrics)
+        with (folder / "summary.csv").open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(rows)
+        text = markdown(rows)
+        (folder / "summary.md").write_text(text, encoding="utf-8")
+        plot(jobs, varying(jobs, swept), self.metrics[:2], folder / "summary.png")
+        failed = [job for job in jobs if job.status != "completed"]
+        print(f"\n{text}\n{len(jobs) - len(failed)} of {len(jobs)} jobs completed; summary in {folder}")
+        for job in failed:
+            print(f"job {job.name} {job.status}: {job.error} (traceback in {folder / job.name})")
+        if failed:
+            sys.stdout.flush()
+            raise SystemExit(1)
+
+
+def read_jobs(folder: Path) -> list[Job]:
+    """The jobs of the sweep in ``folder``, in their order."""
+    jobs = []
+    for path in sorted(folder.glob(f"*/{OUTCOME}"), key=lambda p: (len(p.parent.name), p.parent.name)):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        overrides = dict(override.split("=", 1) for override in record["overrides"])
+        jobs.append(Job(path.parent.name, overrides, record["status"], record["metrics"], record.get("error", "")))
+    return jobs
+
+
+def varying(jobs: Sequence[Job], fields: Sequence[str]) -> list[str]:
+    """Those of ``fields`` that differ between jobs; all of them if none does."""
+    return [f for f in fields if len({job.overrides.get(f) for job in jobs}) > 1] or list(fields)
+
+
+def table(jobs: Sequence[Job], fields: Sequence[str], metrics: Sequence[str]) -> list[list[str]]:
+    """Header and one row per job."""
+    measured = [name for name in metrics if any(name in job.metrics for job in jobs)]
+    rows = [["job", *fields, "status", *measured]]
+    for job in jobs:
+        values = [f"{job.metrics[name]:.4g}" if name in job.metrics else "" for name in measured]
+        rows.append([job.name, *(job.overrides.get(f, "") for f in fields), job.status, *values])
+    return rows
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """``rows`` as an aligned Markdown table; the first row is the header."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in padded]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def plot(jobs: Sequence[Job], fields: Sequence[str], metrics: Sequence[str], path: Path) -> None:
+    """One panel per metric over the numeric field with most values, one line per setting of the other fields.
+
+    Without a numeric field the jobs themselves are the axis.
+    """
+    from matplotlib.figure import Figure
+
+    completed = [job for job in jobs if job.status == "completed"]
+    axis = max((f for f in fields if _numeric(completed, f)), key=lambda f: _count(completed, f), default=None)
+    figure = Figure(figsize=(5 * len(metrics), 3.6), layout="constrained")
+    for panel, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+        measured = [job for job in completed if metric in job.metrics]
+        for label, group in _lines(measured, [f for f in fields if f != axis], axis).items():
+            values = [job.metrics[metric] for _, job in group]
+            panel.plot([x for x, _ in group], values, marker="o", label=label or None)
+        panel.set_xlabel(axis or "job")
+        panel.set_ylabel(metric)
+        panel.grid(alpha=0.3)
+        if any(panel.get_legend_handles_labels()):
+            panel.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+
+
+def _lines(jobs: Sequence[Job], others: Sequence[str], axis: str | None) -> dict[str, list[tuple[Any, Job]]]:
+    if axis is None:
+        return {"": [(", ".join(job.overrides[f] for f in others if f in job.overrides), job) for job in jobs]}
+    lines: dict[str, list[tuple[Any, Job]]] = {}
+    for job in sorted(jobs, key=lambda job: float(job.overrides[axis])):
+        label = ", ".join(f"{f.rsplit('.', 1)[-1]}={job.overrides.get(f, '')}" for f in others)
+        lines.setdefault(label, []).append((float(job.overrides[axis]), job))
+    return lines
+
+
+def _numeric(jobs: Sequence[Job], field: str) -> bool:
+    try:
+        return bool(jobs) and all(float(job.overrides[field]) is not None for job in jobs)
+    except (KeyError, ValueError):
+        return False
+
+
+def _count(jobs: Sequence[Job], field: str) -> int:
+    return len({job.overrides[field] for job in jobs})
