@@ -104,7 +104,7 @@ def test_raw_alignment_uses_the_uncorrected_state() -> None:
 
 def naive(h_hat, h_mid, n, index, teacher, teacher_mid, weight, config: ObjectiveConfig) -> Tensor:
     """Eq. 10-19 over full logits, by autograd."""
-    w = torch.exp(-(n - 1) / config.gamma_w).to(h_hat.dtype)
+    w = torch.exp((1 - n).double() / config.gamma_w)
     logits, teacher_logits = h_hat @ weight.T, (teacher @ weight.T)[index]
     log_q, log_p = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
     y = teacher_logits.argmax(-1, keepdim=True)
