@@ -1,0 +1,75 @@
+"""transformers' own greedy ``generate``, timed like our loops: the baseline that users know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from fovea.decoding.meter import Meter
+from fovea.decoding.stopping import cut, token_cap
+from fovea.decoding.trace import GenerationTrace
+from fovea.targets.base import Encoded
+from fovea.targets.hf import HFTarget
+
+
+@torch.inference_mode()
+def generate_transformers(
+    target: HFTarget,
+    encoded: Encoded,
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int] | None = None,
+    method: str = "transformers",
+    source: str = "",
+) -> GenerationTrace:
+    """The target's greedy answer by transformers, with our cap and end tokens and nothing of its generation settings.
+
+    Raises:
+        ValueError: the prompt leaves no room in the context.
+    """
+    cap = token_cap(target.spec, encoded, max_new_tokens)
+    eos_ids = target.spec.eos_ids if eos_ids is None else eos_ids
+    trace = GenerationTrace.of(encoded, method, source)
+    settings = GenerationConfig(
+        max_new_tokens=cap, do_sample=False, eos_token_id=list(eos_ids) or None, pad_token_id=target.spec.eos_ids[0]
+    )
+    model: Any = target.model
+    meter = Meter(target.device)
+
+    inputs = {"input_ids": encoded.ids[None], "attention_mask": torch.ones_like(encoded.ids[None])}
+    inputs |= target.generation_inputs([encoded], encoded.is_visual[None])
+    first_token = _FirstToken(meter)
+    output = model.generate(
+        **{name: value.to(target.device) for name, value in inputs.items()},
+        generation_config=settings,
+        streamer=first_token,
+    )
+    answer = output[0, encoded.ids.shape[0] :].tolist()
+    meter.lap()
+
+    trace.tokens, trace.finish = cut(answer, eos_ids, cap)
+    trace.prefill_s, trace.total_s = first_token.seconds, meter.total_s
+    trace.peak_memory_bytes = meter.peak_memory_bytes
+    return trace
+
+
+class _FirstToken(BaseStreamer):
+    """Takes the time until the first new token: the second thing that a streamer is shown, after the prompt."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.seconds = 0.0
+        self._meter = meter
+        self._shown = 0
+
+    def put(self, value: Tensor) -> None:
+        self._shown += 1
+        if self._shown == 2:
+            self.seconds = self._meter.lap()
+
+    def end(self) -> None:
+        pass

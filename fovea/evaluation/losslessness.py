@@ -1,0 +1,115 @@
+"""Whether speculative answers are the target's own: exact, explained by a tie of its logits, or not at all.
+
+In fp32 the loops must agree token for token. In half precision the logits of a position depend in their last bits on
+how many rows a pass has, so two passes may choose differently where the best two tokens are as good as equal, and
+nowhere else. What follows such a token is another text, so answers are compared up to their first difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fovea.targets.base import Encoded, Target
+
+Outcome = Literal["exact", "tie", "unexplained"]
+OUTCOMES: tuple[Outcome, ...] = ("exact", "tie", "unexplained")
+
+#: A tie: both tokens' logits are within this many rounding steps of the largest logit. A pass rounds every layer's
+#: output, so logits of equal inputs differ by a few steps. Tokens that a wrong mask swaps are further apart.
+TIE_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two answers to one prompt.
+
+    Attributes:
+        key: of the conversation.
+        outcome: ``exact``, ``tie`` (differs at a near-tie of half-precision logits) or ``unexplained``.
+        position: place of the first difference in the answer; None if exact.
+        expected: the autoregressive token there; None if that answer ended before.
+        got: the speculative token there; None if that answer ended before.
+        gap: distance of the worse of both logits from the largest; None unless looked up.
+        tolerance: largest gap that counts as a tie; None unless looked up.
+    """
+
+    key: str
+    outcome: Outcome
+    position: int | None = None
+    expected: int | None = None
+    got: int | None = None
+    gap: float | None = None
+    tolerance: float | None = None
+
+    def __str__(self) -> str:
+        if self.outcome == "exact":
+            return f"'{self.key}': exact"
+        text = f"'{self.key}': token {self.position} is {self.got} instead of {self.expected}, {self.outcome}"
+        return text if self.gap is None else f"{text} (logit gap {self.gap:.3g}, a tie up to {self.tolerance:.3g})"
+
+
+@torch.inference_mode()
+def compare(target: Target, encoded: Encoded, autoregressive: Sequence[int], speculative: Sequence[int]) -> Comparison:
+    """Compares two answers to ``encoded``, decoded with the same cap and end tokens.
+
+    The target is asked for its logits at the first difference, in its own precision, unless that is fp32 or better.
+    """
+    if list(autoregressive) == list(speculative):
+        return Comparison(encoded.key, "exact")
+    shared = min(len(autoregressive), len(speculative))
+    position = next((i for i in range(shared) if autoregressive[i] != speculative[i]), shared)
+    expected = autoregressive[position] if position < len(autoregressive) else None
+    got = speculative[position] if position < len(speculative) else None
+    if torch.finfo(target.dtype).bits >= 32 or expected is None or got is None:
+        return Comparison(encoded.key, "unexplained", position, expected, got)
+    logits = _next_logits(target, encoded, autoregressive[:position]).double()
+    gap = float(logits.max() - logits[[expected, got]].min())
+    tolerance = TIE_STEPS * torch.finfo(target.dtype).eps * float(logits.max().abs())
+    outcome = "tie" if gap <= tolerance else "unexplained"
+    return Comparison(encoded.key, outcome, position, expected, got, gap, tolerance)
+
+
+def _next_logits(target: Target, encoded: Encoded, answer: Sequence[int]) -> Tensor:
+    """[V] logits of the token that follows the prompt and ``answer``."""
+    state, prefill = target.prefill(encoded, len(answer) + 1)
+    hidden = prefill.hidden
+    if answer:
+        ids = torch.tensor(answer, device=target.device)
+        hidden = target.extend(state, ids, state.text_positions(torch.arange(len(answer), device=target.device)))
+    return target.lm_head(hidden[-1])
+
+
+class Losslessness(Metric):
+    """Counts outcomes per source; adds up over ranks.
+
+    Args:
+        sources: every source that may occur, the same and in the same order on all ranks.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+
+    counts: Tensor
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        super().__init__()
+        self.sources = tuple(sources)
+        self.add_state("counts", torch.zeros(len(sources), len(OUTCOMES), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, comparison: Comparison, source: str) -> None:
+        """Adds one comparison."""
+        self.counts[self.sources.index(source), OUTCOMES.index(comparison.outcome)] += 1
+
+    def compute(self) -> dict[str, dict]:
+        """``{"all": {outcome: count}, "per_source": {source: {outcome: count}}}``, sources with samples only."""
+        rows = dict(zip(self.sources, self.counts.tolist(), strict=True))
+        return {
+            "all": dict(zip(OUTCOMES, self.counts.sum(0).tolist(), strict=True)),
+            "per_source": {source: dict(zip(OUTCOMES, row, strict=True)) for source, row in rows.items() if sum(row)},
+        }

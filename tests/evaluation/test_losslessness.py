@@ -1,0 +1,88 @@
+"""What counts as lossless: exact answers, near-ties in half precision, and nothing else."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fovea.evaluation.losslessness import TIE_STEPS, Comparison, Losslessness, compare
+from fovea.targets.base import Encoded
+
+ENCODED = Encoded("q1", torch.zeros(3, dtype=torch.int64), torch.zeros(1, 3), torch.zeros(3), 3, torch.zeros(3))
+
+
+class FixedLogits:
+    """A target whose logits behind any answer of a given length are given; it counts how often it is asked."""
+
+    def __init__(self, dtype: torch.dtype, rows: list[list[float]]) -> None:
+        self.dtype, self.device = dtype, torch.device("cpu")
+        self.rows = torch.tensor(rows, dtype=dtype)
+        self.asked = 0
+
+    def prefill(self, encoded, max_new_tokens, draft_rows=0):
+        self.asked += 1
+        state = SimpleNamespace(text_positions=lambda offsets: offsets[None])
+        return state, SimpleNamespace(hidden=torch.tensor([[-1], [-1], [0]]))
+
+    def extend(self, state, ids, positions, tree_mask=None):
+        assert ids.tolist() == [7] * len(ids)
+        return positions[0, :, None] + 1
+
+    def lm_head(self, hidden):
+        return self.rows[hidden[..., 0]]
+
+
+def test_equal_answers_need_no_target():
+    target = FixedLogits(torch.bfloat16, [[0.0, 0.0]])
+    assert compare(target, ENCODED, [1, 2, 3], [1, 2, 3]) == Comparison("q1", "exact")
+    assert compare(target, ENCODED, [], []).outcome == "exact"
+    assert target.asked == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_half_precision_is_excused_at_a_near_tie_only(length):
+    shared = [7] * length
+    far = [0.0, -50.0, 8.0, 2.0]
+    step = torch.finfo(torch.bfloat16).eps * 8.0
+    near = [8.0, -50.0, 8.0 - 2 * step, 8.0 - 2 * TIE_STEPS * step]
+    target = FixedLogits(torch.bfloat16, [far] * length + [near])
+    tied = compare(target, ENCODED, [*shared, 0, 5], [*shared, 2, 6])
+    assert (tied.outcome, tied.position, tied.expected, tied.got) == ("tie", length, 0, 2)
+    assert tied.gap == pytest.approx(2 * step)
+    apart = compare(target, ENCODED, [*shared, 0], [*shared, 3])
+    assert apart.outcome == "unexplained"
+    assert apart.tolerance == pytest.approx(TIE_STEPS * step)
+    # Equal logits of two tokens excuse nothing if a third one is far above both.
+    both_low = FixedLogits(torch.bfloat16, [far] * length + [[1.0, 1.0, 8.0, 0.0]])
+    assert compare(both_low, ENCODED, [*shared, 0], [*shared, 1]).outcome == "unexplained"
+
+
+def test_fp32_excuses_nothing():
+    target = FixedLogits(torch.float32, [[1.0, 1.0]])
+    comparison = compare(target, ENCODED, [0, 1], [1, 1])
+    assert (comparison.outcome, comparison.position) == ("unexplained", 0)
+    assert str(comparison) == "'q1': token 0 is 1 instead of 0, unexplained"
+
+
+@pytest.mark.parametrize(("ar", "spec"), [([7, 7], [7]), ([7], [7, 7]), ([7], [])])
+def test_an_answer_that_only_ends_earlier_is_unexplained(ar, spec):
+    target = FixedLogits(torch.bfloat16, [[1.0] * 8] * 3)
+    assert compare(target, ENCODED, ar, spec).outcome == "unexplained"
+
+
+def test_counts_add_up_over_ranks():
+    parts = [Losslessness(["text", "chart", "never seen"]) for _ in range(2)]
+    parts[0].update(Comparison("a", "exact"), "text")
+    parts[0].update(Comparison("b", "tie", 3, 1, 2, 0.1, 0.2), "chart")
+    parts[1].update(Comparison("c", "unexplained", 0, 1, 2), "chart")
+    parts[1].update(Comparison("d", "exact"), "chart")
+    whole = copy.deepcopy(parts[0])
+    whole.counts = whole._reductions["counts"](torch.stack([part.counts for part in parts]))
+    assert whole.compute() == {
+        "all": {"exact": 2, "tie": 1, "unexplained": 1},
+        "per_source": {
+            "text": {"exact": 1, "tie": 0, "unexplained": 0},
+            "chart": {"exact": 1, "tie": 1, "unexplained": 1},
+        },
+    }
