@@ -1,0 +1,107 @@
+"""The target's own greedy answers to whole conversations, turn by turn, in left-padded batches.
+
+Legend: ``B`` prompts, ``T`` tokens, ``A`` rotary axes, ``D`` hidden width, ``Q`` and ``K`` rows and columns of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+
+from fovea.targets.base import Encoded
+from fovea.targets.conversation import Conversation
+
+if TYPE_CHECKING:
+    from fovea.targets.hf import HFTarget
+
+
+def answer_greedily(
+    target: HFTarget, conversations: Sequence[Conversation], max_new_tokens: int, batch_size: int
+) -> list[list[list[int]]]:
+    """See :meth:`fovea.targets.base.Target.answer`. Prompts of like length share a batch."""
+    turns = [_user_turns(conversation) for conversation in conversations]
+    answers: list[list[list[int]]] = [[] for _ in conversations]
+    for turn in range(max(map(len, turns), default=0)):
+        prompts = {
+            index: target.encode(_up_to(conversation, turns[index][turn]), answers[index])
+            for index, conversation in enumerate(conversations)
+            if turn < len(turns[index])
+        }
+        order = sorted(prompts, key=lambda index: prompts[index].ids.shape[0])
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            replies = _generate(target, [prompts[index] for index in chosen], max_new_tokens)
+            for index, reply in zip(chosen, replies, strict=True):
+                answers[index].append(reply)
+    return answers
+
+
+def _user_turns(conversation: Conversation) -> list[int]:
+    return [number for number, message in enumerate(conversation.messages) if message["role"] == "user"]
+
+
+def _up_to(conversation: Conversation, turn: int) -> Conversation:
+    """The conversation up to and with message ``turn``, and the images that it shows."""
+    messages = conversation.messages[: turn + 1]
+    shown = sum(part["type"] == "image" for m in messages if not isinstance(m["content"], str) for part in m["content"])
+    return replace(conversation, messages=messages, images=conversation.images[:shown])
+
+
+@torch.no_grad()
+def _generate(target: HFTarget, batch: Sequence[Encoded], max_new_tokens: int) -> list[list[int]]:
+    """Greedy continuations of prompts that are padded on the left to one width ``T``."""
+    width, device = max(encoded.ids.shape[0] for encoded in batch), target.device
+    ids_BT = torch.zeros((len(batch), width), dtype=torch.int64)
+    positions_ABT = torch.zeros((target.spec.rope.axes, *ids_BT.shape), dtype=torch.int64)
+    is_visual_BT, is_real_BT = (torch.zeros(ids_BT.shape, dtype=torch.bool) for _ in range(2))
+    for row, encoded in enumerate(batch):
+        start = width - encoded.ids.shape[0]
+        ids_BT[row, start:] = encoded.ids
+        positions_ABT[:, row, start:] = encoded.positions
+        is_visual_BT[row, start:] = encoded.is_visual
+        is_real_BT[row, start:] = True
+    next_B = torch.tensor([encoded.next_position for encoded in batch], device=device)
+    eos_ids = torch.tensor(target.spec.eos_ids, device=device)
+
+    visible_B1T = is_real_BT.to(device)[:, None]
+    causal_TT = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+    cache = DynamicCache()
+    hidden_BTD = target.run_layers(
+        target.merge(ids_BT.to(device), is_visual_BT.to(device), target.read_visual(batch)),
+        positions_ABT.to(device),
+        _additive(visible_B1T & causal_TT, target.dtype),
+        cache=cache,
+    )
+    chosen: list[Tensor] = []
+    done_B = torch.zeros(len(batch), dtype=torch.bool, device=device)
+    while True:
+        token_B = target.lm_head(hidden_BTD[:, -1]).argmax(-1)
+        chosen.append(token_B)
+        done_B |= torch.isin(token_B, eos_ids)
+        if len(chosen) == max_new_tokens or bool(done_B.all()):
+            return [_cut(row, target.spec.eos_ids) for row in torch.stack(chosen, 1).tolist()]
+        visible_B1T = F.pad(visible_B1T, (0, 1), value=True)
+        hidden_BTD = target.run_layers(
+            target.embed(token_B[:, None]),
+            (next_B + len(chosen) - 1).expand(target.spec.rope.axes, -1)[..., None],
+            _additive(visible_B1T, target.dtype),
+            cache=cache,
+        )
+
+
+def _additive(visible_BQK: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, 1, Q, K] mask to add to scores; a row that sees nothing, such as padding, stays finite."""
+    mask = torch.zeros(visible_BQK.shape, dtype=dtype, device=visible_BQK.device)
+    return mask.masked_fill_(~visible_BQK, torch.finfo(dtype).min)[:, None]
+
+
+def _cut(ids: list[int], eos_ids: Sequence[int]) -> list[int]:
+    """``ids`` up to and with the first end token."""
+    ends = [place for place, token in enumerate(ids) if token in eos_ids]
+    return ids[: ends[0] + 1] if ends else ids

@@ -1,0 +1,146 @@
+"""Checkpoint folders: finding one, reading single tensors out of it, and telling one from another by its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig
+
+from fovea.targets.head import TargetHead
+
+# Names under which checkpoints keep the three tensors; save formats and transformers versions nest them differently.
+_PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.", "model.text_model.")
+_EMBEDDINGS = tuple(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+_NORMS = tuple(f"{prefix}norm.weight" for prefix in _PREFIXES)
+_LM_HEADS = tuple(f"{prefix}lm_head.weight" for prefix in _PREFIXES)
+
+# Files up to this size are hashed whole; of a larger one, its first megabyte and one of every 32.
+_WHOLE_FILE = 256 << 20
+_BLOCK, _STRIDE = 1 << 20, 32 << 20
+
+
+class CheckpointError(FileNotFoundError):
+    """A checkpoint, or a part of it, that is not there; the message names it and how to point to a local copy."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def resolve_checkpoint(path: str | Path | None, hub_id: str | None = None, revision: str | None = None) -> Path:
+    """The local folder of a checkpoint: ``path``, else the hub's cache, else a download of ``hub_id``.
+
+    Raises:
+        CheckpointError: one sentence that names what is missing and ``model.path=``.
+    """
+    if path is not None:
+        return _complete(Path(path).expanduser())
+    if hub_id is None:
+        raise CheckpointError("no checkpoint is named; point to a local copy with model.path=<folder>")
+    for local_only in (True, False):
+        try:
+            return _complete(Path(snapshot_download(hub_id, revision=revision, local_files_only=local_only)))
+        except Exception as error:  # the hub's errors for a missing entry, no network and no access differ by version
+            reason = error
+    at = f" at revision {revision}" if revision else ""
+    raise CheckpointError(
+        f"the weights of {hub_id}{at} are neither in the local hub cache nor could they be downloaded "
+        f"({type(reason).__name__}); point to a local copy with model.path=<folder>"
+    ) from reason
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, in order of name: safetensors if there are any, else .bin.
+
+    Raises:
+        CheckpointError: none, or one that the index names is not there.
+    """
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / index).is_file():
+            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            missing = [name for name in names if not (folder / name).is_file()]
+            if missing:
+                raise CheckpointError(
+                    f"'{folder}' lacks {len(missing)} of its {len(names)} weight files, {missing[0]} among them; "
+                    "complete the download or point to another copy with model.path=<folder>"
+                )
+            return [folder / name for name in names]
+        if (folder / single).is_file():
+            return [folder / single]
+    raise CheckpointError(
+        f"'{folder}' holds no weights (model.safetensors or pytorch_model.bin, whole or in shards); "
+        "point to a complete copy with model.path=<folder>"
+    )
+
+
+def load_head(path: str | Path, *, dtype: torch.dtype) -> TargetHead:
+    """Embedding, LM head and final norm weight of the checkpoint in folder ``path``; reads nothing else of it.
+
+    Raises:
+        CheckpointError: the folder or one of the tensors is missing.
+    """
+    folder = _complete(Path(path))
+    found = _read_tensors(weight_files(folder), (*_EMBEDDINGS, *_NORMS, *_LM_HEADS))
+    embedding = _one(found, _EMBEDDINGS, "input embedding", folder).to(dtype)
+    norm = _one(found, _NORMS, "final norm weight", folder).to(dtype)
+    if AutoConfig.from_pretrained(folder).tie_word_embeddings:
+        return TargetHead(embedding, embedding, norm)
+    return TargetHead(embedding, _one(found, _LM_HEADS, "LM head", folder).to(dtype), norm)
+
+
+def weights_fingerprint(path: str | Path) -> str:
+    """A hash of the weights in folder ``path``: of sizes and contents, of large files a fixed sample of blocks.
+
+    Two checkpoints of the same model that were trained differently differ in it; it is no protection against forgery.
+    """
+    digest = hashlib.sha256()
+    for file in weight_files(Path(path)):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}\n".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE_FILE:
+                while block := stream.read(_BLOCK):
+                    digest.update(block)
+            else:
+                for start in range(0, size, _STRIDE):
+                    stream.seek(start)
+                    digest.update(stream.read(_BLOCK))
+    return digest.hexdigest()
+
+
+def _complete(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder '{folder}'; point model.path=<folder> to a checkpoint folder")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"'{folder}' has no config.json; point model.path=<folder> to a checkpoint folder")
+    weight_files(folder)
+    return folder
+
+
+def _read_tensors(files: Iterable[Path], names: Iterable[str]) -> dict[str, Tensor]:
+    """Those of the tensors ``names`` that ``files`` hold."""
+    wanted, found = frozenset(names), {}
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as stream:
+                found |= {name: stream.get_tensor(name) for name in wanted.intersection(stream.keys())}
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            found |= {name: state[name].clone() for name in wanted.intersection(state)}
+    return found
+
+
+def _one(found: dict[str, Tensor], names: tuple[str, ...], what: str, folder: Path) -> Tensor:
+    for name in names:
+        if name in found:
+            return found[name]
+    raise CheckpointError(f"'{folder}' holds no {what} (looked for {names[1]} and the like); is it a complete target?")

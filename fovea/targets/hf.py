@@ -1,0 +1,330 @@
+"""What all adapters of transformers models share: the forward pass, the cache, the tree mask, teaching.
+
+The base class is complete for a text-only model; an adapter of a VLM says how it reads pictures and where their
+tokens stand on the rotary axes. The model's decoder layers are called one after the other with everything they need
+(embeddings, rotary embedding, mask, cache), so one path serves prefill, verification, the autoregressive step and
+teaching, and nothing about a request is left on the module.
+
+Legend: ``B`` conversations, ``T`` tokens, ``n`` new tokens, ``A`` rotary axes, ``N`` visual tokens, ``D`` hidden width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel
+
+from fovea.targets.answers import answer_greedily
+from fovea.targets.base import Encoded, Prefill, TargetSpec, TargetState
+from fovea.targets.conversation import Conversation
+from fovea.targets.head import TargetHead
+from fovea.targets.images import open_image
+from fovea.targets.kv_cache import KVCache
+from fovea.targets.mid_states import MidSide, MidStateSelector, check_mid_layers
+from fovea.targets.prompting import ChatPrompt, PromptError
+from fovea.targets.spec import decoder_spec
+from fovea.targets.teacher_batch import TeacherSample, supervised_positions
+
+Grid = tuple[int, int]
+
+
+class _LayerCache(Cache):
+    """A request's :class:`KVCache` in the shape that transformers' attention layers write to."""
+
+    def __init__(self, cache: KVCache) -> None:
+        super().__init__(layers=[])
+        self._cache = cache
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        return self._cache.append(layer_idx, key_states, value_states)
+
+
+class HFTarget:
+    """A frozen transformers model behind the Target contract; as it stands, a text-only causal model.
+
+    Args:
+        model: the whole model, with :func:`fovea.targets.attention.probed_sdpa` as its text attention; its decoder
+            stack has ``embed_tokens``, ``layers``, ``rotary_emb`` and ``norm``.
+        processor: processor of the checkpoint, or its tokenizer for a text-only model.
+        spec: the numbers of the target.
+    """
+
+    #: What loads the model and what reads its inputs; ``from_pretrained`` of both takes a checkpoint folder.
+    model_class: Any = AutoModelForCausalLM
+    processor_class: Any = AutoTokenizer
+    #: Text that the chat template writes for an image, and the id it gets; None for a text-only model.
+    image_token: str | None = None
+    image_token_id: int | None = None
+
+    def __init__(self, model: PreTrainedModel, processor: Any, spec: TargetSpec) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.spec = spec
+        self.prompt = ChatPrompt(processor, self.tokenizer, image_token=self.image_token, eos_ids=spec.eos_ids)
+        self._text: Any = model.get_decoder()
+        # transformers renames the argument: `past_key_values` up to some 5.x, `cache` after it.
+        parameters = inspect.signature(type(self._text.layers[0]).forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target is; everything it returns is there."""
+        return self._text.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of weights, cache and states."""
+        return self._text.norm.weight.dtype
+
+    @property
+    def head(self) -> TargetHead:
+        """Embedding, LM head and final norm, sharing memory with the target."""
+        return TargetHead(self._text.embed_tokens.weight, self._lm_head_weight, self._text.norm.weight)
+
+    @property
+    def _lm_head_weight(self) -> Tensor:
+        output: Any = self.model.get_output_embeddings()
+        return output.weight
+
+    def to(self, device: torch.device | str) -> HFTarget:
+        """Moves the target itself; states of requests in progress stay where they are."""
+        self.model.to(device)  # type: ignore[arg-type]
+        return self
+
+    # -- what an adapter of a VLM replaces ----------------------------------------------------------------------
+
+    @staticmethod
+    def read_spec(config: Any, eos_ids: tuple[int, ...]) -> TargetSpec:
+        """The spec of a checkpoint, from its configuration alone."""
+        return decoder_spec(config, config, eos_ids, qkv_bias=bool(getattr(config, "attention_bias", False)))
+
+    def read_images(self, images: Sequence[Image.Image]) -> tuple[dict[str, Tensor], tuple[Grid, ...]]:
+        """Inputs of the vision tower, and rows and columns of each image's visual tokens; never called for no image."""
+        raise NotImplementedError(f"{type(self).__name__} reads text only")
+
+    def visual_tokens(self, vision: Mapping[str, Tensor]) -> Tensor:
+        """[N, D] projected visual tokens of all images behind ``vision``, in order; never called for no image."""
+        raise NotImplementedError(f"{type(self).__name__} reads text only")
+
+    def rotary_positions(self, is_visual_T: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, int]:
+        """[A, T] rotary positions and that of the token that would follow."""
+        tokens = is_visual_T.shape[0]
+        return torch.arange(tokens).expand(self.spec.rope.axes, -1), tokens
+
+    def generation_inputs(self, batch: Sequence[Encoded], is_visual_BT: Tensor) -> dict[str, Tensor]:
+        """What transformers' ``generate`` needs beside ids and attention mask."""
+        return {}
+
+    # -- encoding -----------------------------------------------------------------------------------------------
+
+    def encode(self, conversation: Conversation, answers: Sequence[Sequence[int]] | None = None) -> Encoded:
+        """See :meth:`fovea.targets.base.Target.encode`.
+
+        Raises:
+            PromptError: the chat template cannot render it faithfully.
+            BrokenImageError: a picture cannot be read.
+        """
+        tokens = self.prompt.tokens(conversation, answers)
+        vision: dict[str, Tensor] = {}
+        grids: tuple[Grid, ...] = ()
+        sizes: list[tuple[int, int]] = []
+        if conversation.images:
+            images = [
+                open_image(source, f"image {number} of conversation '{conversation.key}'")
+                for number, source in enumerate(conversation.images, 1)
+            ]
+            sizes = [image.size for image in images]
+            try:
+                vision, grids = self.read_images(images)
+            except ValueError as error:
+                raise PromptError(f"conversation '{conversation.key}': the image processor says: {error}") from error
+        ids, answer_mask = self._expand(tokens.ids, tokens.answer_mask, grids)
+        is_visual = self._stands_for_image(ids, answer_mask)
+        positions, next_position = self.rotary_positions(is_visual, grids)
+        return Encoded(
+            key=conversation.key,
+            ids=ids,
+            positions=positions,
+            answer_mask=answer_mask,
+            next_position=next_position,
+            is_visual=is_visual,
+            vision=vision,
+            grids=grids,
+            image_sizes=tuple(sizes),
+        )
+
+    def _expand(self, ids: list[int], answer_mask: list[bool], grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
+        """Ids and answer mask with one placeholder per visual token in the place of one per image."""
+        id_T, mask_T = torch.tensor(ids), torch.tensor(answer_mask)
+        if not grids:
+            return id_T, mask_T
+        repeats = torch.ones_like(id_T)
+        repeats[self._stands_for_image(id_T, mask_T)] = torch.tensor([rows * columns for rows, columns in grids])
+        return id_T.repeat_interleave(repeats), mask_T.repeat_interleave(repeats)
+
+    def _stands_for_image(self, ids: Tensor, answer_mask: Tensor) -> Tensor:
+        """[T] bool: image placeholders; one that an answer holds is a token like any other."""
+        return (ids == self.image_token_id) & ~answer_mask if self.image_token else torch.zeros_like(answer_mask)
+
+    # -- decoding -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prefill(self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0) -> tuple[TargetState, Prefill]:
+        """See :meth:`fovea.targets.base.Target.prefill`.
+
+        Raises:
+            ValueError: prompt and new tokens reach beyond the positions that the target knows.
+        """
+        if encoded.next_position + max_new_tokens > self.spec.max_positions:
+            raise ValueError(
+                f"conversation '{encoded.key}' reaches position {encoded.next_position} and {max_new_tokens} new tokens "
+                f"follow, but the target has {self.spec.max_positions} positions; shorten the prompt or the answer"
+            )
+        tokens = encoded.ids.shape[0]
+        capacity = tokens + max_new_tokens + draft_rows
+        spec, device = self.spec, self.device
+        cache = KVCache(spec.num_layers, spec.num_kv_heads, spec.head_dim, capacity, dtype=self.dtype, device=device)
+        ids, positions, is_visual = encoded.ids.to(device), encoded.positions.to(device), encoded.is_visual.to(device)
+        visual = self.read_visual([encoded])
+        embeds = self.merge(ids, is_visual, visual)
+        hidden = self.run_layers(embeds[None], positions[:, None], None, cache=_LayerCache(cache))[0]
+        cache.advance(tokens)
+        cache.keep(range(tokens))
+        state = TargetState(cache=cache, rope_delta=encoded.next_position - tokens, axes=spec.rope.axes)
+        return state, Prefill(ids, positions, embeds, hidden, visual, is_visual, capacity)
+
+    @torch.no_grad()
+    def extend(self, state: TargetState, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:
+        """See :meth:`fovea.targets.base.Target.extend`; rows that are still pending are dropped first.
+
+        Raises:
+            ValueError: the cache was allocated for fewer rows.
+        """
+        cache = state.cache
+        cache.keep(())
+        embeds = F.embedding(ids, self._text.embed_tokens.weight)
+        mask = self._mask(cache.length, ids.shape[0], tree_mask)
+        hidden = self.run_layers(embeds[None], positions[:, None], mask, cache=_LayerCache(cache))[0]
+        cache.advance(ids.shape[0])
+        return hidden
+
+    def commit(self, state: TargetState, rows: Sequence[int]) -> None:
+        """See :meth:`fovea.targets.base.Target.commit`."""
+        state.cache.keep(rows)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [..., D] of text ids."""
+        return F.embedding(ids, self._text.embed_tokens.weight)
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of states f."""
+        return F.linear(hidden, self._lm_head_weight)
+
+    # -- teaching -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def teach(
+        self, batch: Sequence[Encoded], mid_layers: Sequence[int], mid_side: MidSide = "output"
+    ) -> list[TeacherSample]:
+        """See :meth:`fovea.targets.base.Target.teach`; tensors with a width are on the target's device.
+
+        The batch is padded on the right: behind a causal mask no token sees the padding.
+        """
+        check_mid_layers(mid_layers, self.spec.num_layers)
+        device, spec = self.device, self.spec
+        lengths = [encoded.ids.shape[0] for encoded in batch]
+        shape = (len(batch), max(lengths))
+        ids_BT = torch.zeros(shape, dtype=torch.int64)
+        positions_ABT = torch.zeros((spec.rope.axes, *shape), dtype=torch.int64)
+        is_visual_BT, supervised_BT = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
+        for row, (encoded, length) in enumerate(zip(batch, lengths, strict=True)):
+            ids_BT[row, :length] = encoded.ids
+            positions_ABT[:, row, :length] = encoded.positions
+            is_visual_BT[row, :length] = encoded.is_visual
+            supervised_BT[row, :length] = supervised_positions(encoded.answer_mask)
+        visual_ND = self.read_visual(batch)
+        embeds_BTD = self.merge(ids_BT.to(device), is_visual_BT.to(device), visual_ND)
+        selector = MidStateSelector(supervised_BT.to(device), mid_layers, mid_side)
+        last_BTD = self.run_layers(embeds_BTD, positions_ABT.to(device), None, selector=selector)
+        mids = selector.states().split(supervised_BT.sum(1).tolist())
+        visuals = visual_ND.split(is_visual_BT.sum(1).tolist())
+        return [
+            TeacherSample(
+                key=encoded.key,
+                ids=encoded.ids,
+                positions=encoded.positions,
+                answer_mask=encoded.answer_mask,
+                is_visual=encoded.is_visual,
+                last=last_BTD[row, :length].clone(),
+                mid=mid.clone(),
+                visual=visual.clone(),
+                grids=encoded.grids,
+            )
+            for row, (encoded, length, mid, visual) in enumerate(zip(batch, lengths, mids, visuals, strict=True))
+        ]
+
+    def answer(
+        self, conversations: Sequence[Conversation], max_new_tokens: int, batch_size: int
+    ) -> list[list[list[int]]]:
+        """See :meth:`fovea.targets.base.Target.answer`."""
+        return answer_greedily(self, conversations, max_new_tokens, batch_size)
+
+    # -- the forward pass ---------------------------------------------------------------------------------------
+
+    def run_layers(
+        self,
+        hidden_BTD: Tensor,
+        positions_ABT: Tensor,
+        mask: Tensor | None,
+        *,
+        cache: Cache | None = None,
+        selector: MidStateSelector | None = None,
+    ) -> Tensor:
+        """States f [B, T, D] of embeddings [B, T, D].
+
+        ``mask`` is additive, [B or 1, 1, T, rows]; None is causal for an empty cache, and all rows for a single token.
+        """
+        text = self._text
+        rotary = text.rotary_emb(hidden_BTD, positions_ABT if self.spec.rope.mrope_section else positions_ABT[0])
+        shared = {"attention_mask": mask, "position_embeddings": rotary, self._cache_argument: cache}
+        for number, layer in enumerate(text.layers, 1):
+            if selector is None or number not in selector.layers:
+                hidden_BTD = layer(hidden_BTD, **shared)
+            else:
+                before_BTD = hidden_BTD
+                hidden_BTD = layer(before_BTD, attention_probe=selector.attention_probe, **shared)
+                selector.after_layer(before_BTD, hidden_BTD)
+        return text.norm(hidden_BTD)
+
+    def read_visual(self, batch: Sequence[Encoded]) -> Tensor:
+        """[N, D] visual tokens of all images of ``batch``, in order; N = 0 without images."""
+        visions = [encoded.vision for encoded in batch if encoded.vision]
+        if not visions:
+            return torch.zeros(0, self.spec.hidden_size, dtype=self.dtype, device=self.device)
+        return self.visual_tokens(
+            {name: torch.cat([vision[name] for vision in visions]).to(self.device) for name in visions[0]}
+        )
+
+    def merge(self, ids: Tensor, is_visual: Tensor, visual_ND: Tensor) -> Tensor:
+        """[..., D] input embeddings of ``ids`` [...], visual tokens where ``is_visual`` [...]."""
+        embeds = self.embed(ids)
+        if visual_ND.shape[0]:
+            embeds[is_visual] = visual_ND
+        return embeds
+
+    def _mask(self, past: int, new: int, tree_mask: Tensor | None) -> Tensor | None:
+        """Additive mask [1, 1, n, past + n]; None where a single token sees everything."""
+        if tree_mask is None:
+            if new == 1:
+                return None
+            tree_mask = torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
+        mask = torch.zeros(1, 1, new, past + new, dtype=self.dtype, device=self.device)
+        mask[..., past:].masked_fill_(~tree_mask, torch.finfo(self.dtype).min)
+        return mask

@@ -1,0 +1,107 @@
+"""Loading a target: the whole of it, or only its numbers or the weights that a drafter shares."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig
+
+from fovea.targets.attention import PROBED_SDPA
+from fovea.targets.base import TargetSpec
+from fovea.targets.checkpoint import load_head, resolve_checkpoint, weights_fingerprint
+from fovea.targets.hf import HFTarget
+from fovea.targets.mid_states import default_mid_layers
+from fovea.targets.qwen25vl import Qwen25VL
+from fovea.targets.spec import UnsupportedTargetError
+
+__all__ = [
+    "ADAPTERS",
+    "default_mid_layers",
+    "load_head",
+    "load_spec",
+    "load_target",
+    "resolve_checkpoint",
+    "weights_fingerprint",
+]
+
+log = logging.getLogger(__name__)
+
+#: Adapter of each architecture that a checkpoint's config.json may name.
+ADAPTERS: dict[str, type[HFTarget]] = {"Qwen2_5_VLForConditionalGeneration": Qwen25VL}
+
+#: Entries of a generation_config.json that do not change what is generated.
+_HARMLESS = {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config", "do_sample"}
+
+
+def load_spec(path: str | Path) -> TargetSpec:
+    """The numbers of the checkpoint in folder ``path``, from its configuration files alone.
+
+    Raises:
+        FileNotFoundError: no config.json in the folder.
+        UnsupportedTargetError: an architecture without an adapter, or a part of it that cannot be decoded losslessly.
+        ValueError: no end token is named.
+    """
+    config = _read_config(Path(path))
+    adapter = _adapter(config, Path(path))
+    return adapter.read_spec(config, _eos_ids(Path(path), config))
+
+
+def load_target(
+    path: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    attn_implementation: str = "sdpa",
+) -> HFTarget:
+    """The target in checkpoint folder ``path``, frozen and in evaluation mode.
+
+    Whatever its generation_config.json asks for (repetition penalty, sampling, banned words) is set aside, and said:
+    greedy decoding here is the argmax of the model's own logits, in every loop.
+
+    Raises:
+        ValueError: another ``attn_implementation`` than sdpa, the only one that takes a tree mask on every device.
+    """
+    if attn_implementation != "sdpa":
+        raise ValueError(f"attn_implementation='{attn_implementation}' takes no tree mask; use 'sdpa'")
+    folder = Path(path)
+    config = _read_config(folder)
+    adapter = _adapter(config, folder)
+    eos_ids = _eos_ids(folder, config)
+    spec = adapter.read_spec(config, eos_ids)
+    processor = adapter.processor_class.from_pretrained(folder)
+    model: Any = adapter.model_class.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    model.set_attn_implementation({"text_config": PROBED_SDPA})
+    ignored = sorted(set(model.generation_config.to_diff_dict()) - _HARMLESS)
+    if ignored:
+        log.info("generation settings of the checkpoint are set aside in all loops: %s", ", ".join(ignored))
+    model.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=eos_ids[0])
+    return adapter(model.to(device), processor, spec)
+
+
+def _read_config(folder: Path) -> Any:
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"'{folder}' has no config.json; point model.path to a checkpoint folder")
+    return AutoConfig.from_pretrained(folder)
+
+
+def _adapter(config: Any, folder: Path) -> type[HFTarget]:
+    names = config.architectures or ["an unnamed architecture"]
+    adapter = ADAPTERS.get(names[0])
+    if adapter is None:
+        raise UnsupportedTargetError(f"'{folder}' holds {names[0]}; supported are {', '.join(sorted(ADAPTERS))}")
+    return adapter
+
+
+def _eos_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """End tokens: of generation_config.json, else of the configuration."""
+    named: Any = None
+    if (folder / "generation_config.json").is_file():
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    if named is None:
+        named = config.get_text_config().eos_token_id
+    if named is None:
+        raise ValueError(f"'{folder}' names no end token; set eos_token_id in its generation_config.json")
+    return tuple(named) if isinstance(named, list) else (named,)
