@@ -1,0 +1,167 @@
+"""Drafter checkpoints: a folder with ``config.json`` (plain types) and ``model.safetensors`` (the drafter alone).
+
+The config holds all that a drafter depends on: its own numbers, the target's, and how it was taught. No weight of the
+target is in the file, so a drafter can only be loaded beside its target, and another one is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from safetensors.torch import load_file, save_file
+
+from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.registry import drafter_type
+from fovea.targets.base import TargetSpec
+from fovea.targets.head import TargetHead
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not what it is loaded as."""
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What a drafter learned from.
+
+    Attributes:
+        mid_layers: target layers that the mid states were chosen from.
+        target_fingerprint: hash of the target's weights.
+    """
+
+    mid_layers: tuple[int, ...] = ()
+    target_fingerprint: str = ""
+
+
+def save_drafter(folder: Path | str, drafter: FoveaDrafter, teaching: Teaching | None = None) -> None:
+    """Writes ``drafter`` into ``folder``; what lies there of an earlier one is replaced."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    record = {
+        "drafter": drafter.name,
+        "config": asdict(drafter.config),
+        "target": asdict(drafter.spec),
+        "teaching": asdict(teaching or Teaching()),
+    }
+    for name, write in (
+        (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata={"format": "pt"})),
+        (CONFIG_FILE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n")),
+    ):
+        partial = folder / f".{name}.partial"
+        write(partial)
+        partial.replace(folder / name)
+
+
+def load_drafter(
+    source: Path | str,
+    head: TargetHead,
+    spec: TargetSpec,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    teaching: Teaching | None = None,
+) -> FoveaDrafter:
+    """The drafter in the folder ``source`` (or the folder of that file), beside the target it was trained for.
+
+    Args:
+        source: the folder, or a file in it.
+        head: of the target.
+        spec: of the target.
+        overrides: changes of the config, nested as it is, such as ``{"retrieval": {"rho": 0.6}}``. Those that change
+            the weights' names or shapes are refused.
+        teaching: what the drafter must have learned from; empty fields are not compared.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: it belongs to another target, or its weights do not fit its config.
+    """
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"no drafter checkpoint at {source}: {folder / name} is missing")
+    record = json.loads((folder / CONFIG_FILE).read_text())
+    _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), spec)
+    _refuse_other_teaching(folder, teaching_of(folder), teaching or Teaching())
+    kind = drafter_type(record["drafter"])
+    settings = _merge(record["config"], overrides or {}, prefix="drafter")
+    drafter = kind(spec, _from_plain(kind.config_type, settings), head)
+    _load_weights(drafter, folder / WEIGHTS_FILE)
+    return drafter.eval()
+
+
+def teaching_of(source: Path | str) -> Teaching:
+    """What the drafter at ``source`` learned from."""
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    teaching = json.loads((folder / CONFIG_FILE).read_text())["teaching"]
+    return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"])
+
+
+def _load_weights(drafter: FoveaDrafter, path: Path) -> None:
+    stored, wanted = load_file(path), drafter.state_dict()
+    problems = {
+        "missing": sorted(wanted.keys() - stored.keys()),
+        "unexpected": sorted(stored.keys() - wanted.keys()),
+        "of another shape": [
+            f"{name} {tuple(stored[name].shape)} instead of {tuple(wanted[name].shape)}"
+            for name in sorted(wanted.keys() & stored.keys())
+            if stored[name].shape != wanted[name].shape
+        ],
+    }
+    found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names)
+    if found:
+        raise CheckpointError(f"{path} does not fit its config or the overrides given. Weights {found}")
+    drafter.load_state_dict(stored)
+
+
+def _refuse_other_target(folder: Path, trained: TargetSpec, given: TargetSpec) -> None:
+    differences = [
+        f"{item.name} {getattr(trained, item.name)!r} is {getattr(given, item.name)!r} in this one"
+        for item in fields(TargetSpec)
+        if getattr(trained, item.name) != getattr(given, item.name)
+    ]
+    if differences:
+        raise CheckpointError(f"the drafter in {folder} was trained for another target: " + "; ".join(differences))
+
+
+def _refuse_other_teaching(folder: Path, trained: Teaching, wanted: Teaching) -> None:
+    for item in fields(Teaching):
+        have, want = getattr(trained, item.name), getattr(wanted, item.name)
+        if want and have != want:
+            raise CheckpointError(
+                f"the drafter in {folder} was taught with {item.name} {have!r}, not {want!r}; "
+                "train it again or use the target and layers it was trained with"
+            )
+
+
+def _merge(config: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """``config`` with ``overrides``; unknown names are refused with the known ones."""
+    merged = dict(config)
+    for name, value in overrides.items():
+        if name not in config:
+            raise ValueError(f"{prefix} has no setting {name!r}; choose from {sorted(config)}")
+        nested = isinstance(config[name], Mapping)
+        merged[name] = _merge(config[name], value, f"{prefix}.{name}") if nested else value
+    return merged
+
+
+def _from_plain(kind: type, record: Mapping[str, Any]) -> Any:
+    """The dataclass ``kind`` from the plain types that ``asdict`` and JSON leave of it."""
+    hints, values = get_type_hints(kind), {}
+    for name, value in record.items():
+        if is_dataclass(hints[name]) and isinstance(value, Mapping):
+            values[name] = _from_plain(hints[name], value)  # pyright: ignore[reportArgumentType]
+        else:
+            values[name] = _tuples(value)
+    return kind(**values)
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as JSON has them, tuples as our dataclasses do."""
+    return tuple(_tuples(v) for v in value) if isinstance(value, Sequence) and not isinstance(value, str) else value
