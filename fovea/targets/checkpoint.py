@@ -33,26 +33,28 @@ class CheckpointError(FileNotFoundError):
         return str(self.args[0])
 
 
-def resolve_checkpoint(path: str | Path | None, hub_id: str | None = None, revision: str | None = None) -> Path:
-    """The local folder of a checkpoint: ``path``, else the hub's cache, else a download of ``hub_id``.
+def resolve_checkpoint(
+    path: str | Path | None, hub_id: str | None = None, revision: str | None = None, *, download: bool = False
+) -> Path:
+    """The local folder of a checkpoint: ``path``, else the copy of ``hub_id`` in the hub's cache.
 
     Raises:
-        CheckpointError: one sentence that names what is missing and ``model.path=``.
+        CheckpointError: one sentence that names what is missing and ``model.path=``; many gigabytes are fetched only
+            with ``download``.
     """
     if path is not None:
         return _complete(Path(path).expanduser())
     if hub_id is None:
         raise CheckpointError("no checkpoint is named; point to a local copy with model.path=<folder>")
-    for local_only in (True, False):
-        try:
-            return _complete(Path(snapshot_download(hub_id, revision=revision, local_files_only=local_only)))
-        except Exception as error:  # the hub's errors for a missing entry, no network and no access differ by version
-            reason = error
-    at = f" at revision {revision}" if revision else ""
-    raise CheckpointError(
-        f"the weights of {hub_id}{at} are neither in the local hub cache nor could they be downloaded "
-        f"({type(reason).__name__}); point to a local copy with model.path=<folder>"
-    ) from reason
+    at = f"{hub_id} at revision {revision}" if revision else hub_id
+    try:
+        return _complete(Path(snapshot_download(hub_id, revision=revision, local_files_only=not download)))
+    except Exception as error:  # the hub's errors for a missing entry, no network and no access differ by version
+        failed = f"could not be downloaded ({type(error).__name__})" if download else "are not in the local hub cache"
+        otherwise = "" if download else ", or fetch them with model.download=true"
+        raise CheckpointError(
+            f"the weights of {at} {failed}; point to a local copy with model.path=<folder>{otherwise}"
+        ) from error
 
 
 def weight_files(folder: Path) -> list[Path]:
