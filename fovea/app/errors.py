@@ -8,6 +8,8 @@ from pathlib import Path
 from hydra.errors import InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
+from fovea.app.typed import SettingError
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Folders whose code says in one sentence what is wrong and how to mend it.
 OWN = tuple(ROOT / name for name in ("fovea", "datamodules", "callbacks"))
@@ -27,7 +29,7 @@ def is_user_error(error: BaseException) -> bool:
     """
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    if isinstance(error, MisconfigurationException | InstantiationException | OmegaConfBaseException):
+    if isinstance(error, SettingError | MisconfigurationException | InstantiationException | OmegaConfBaseException):
         return True
     if not isinstance(error, ValueError | OSError | RuntimeError):
         return False

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import netrc
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +21,7 @@ from fovea.app.typed import SettingError
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
-    """The loggers of ``cfg.logger``; ``WANDB_MODE=disabled`` leaves W&B out.
+    """The loggers of ``cfg.logger``; ``WANDB_MODE=disabled`` leaves W&B out. Jobs of a sweep share a W&B group.
 
     Raises:
         SettingError: W&B would ask for a key and nobody could type it.
@@ -28,8 +33,18 @@ def loggers(cfg: DictConfig) -> list[Logger]:
                 continue
             if not node.offline:
                 _require_account()
-        built.append(instantiate(node))
+            built.append(instantiate(node, **_place_in_sweep(node)))
+        else:
+            built.append(instantiate(node))
     return built
+
+
+def _place_in_sweep(node: DictConfig) -> dict[str, Any]:
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return {}
+    short = [override.rsplit(".", 1)[-1] for override in hydra.overrides.task]
+    return {"group": node.group or Path(hydra.sweep.dir).name, "name": " ".join([node.name, *short])}
 
 
 def log_settings(built: list[Logger], cfg: DictConfig) -> None:
@@ -60,13 +75,16 @@ def closed_at_end() -> Iterator[None]:
 
 
 def _require_account() -> None:
-    if os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+    if os.environ.get("WANDB_MODE") in ("offline", "dryrun") or os.environ.get("WANDB_API_KEY") or sys.stdin.isatty():
         return
-    import wandb
-
-    if not wandb.api.api_key and not sys.stdin.isatty():
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc)
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    if known is None:
         raise SettingError(
-            "W&B has no API key here and no terminal to ask for one: set WANDB_API_KEY, "
+            "W&B has no API key here and no terminal to ask for one: set WANDB_API_KEY or WANDB_MODE=offline, "
             "or choose logger=wandb_offline or logger=csv"
         )
 
