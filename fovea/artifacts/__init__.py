@@ -1,0 +1,1 @@
+"""What a target taught, kept on disk: webdataset shards, a manifest and the fingerprint of all that made them."""

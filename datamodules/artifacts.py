@@ -1,0 +1,215 @@
+"""Feeds a drafter's training from artifacts, which are exported first where they are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+
+from datamodules.conversations import ConversationSource
+from fovea.artifacts.config import ExportConfig
+from fovea.artifacts.export import export
+from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
+from fovea.artifacts.manifest import MANIFEST, Manifest, SampleEntry
+from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
+from fovea.artifacts.streaming import StreamedArtifacts, is_remote
+from fovea.targets.base import Target
+from fovea.targets.teacher_batch import TeacherBatch, TeacherSample
+
+logger = logging.getLogger(__name__)
+
+#: What artifacts from elsewhere must have in common with the target and the configuration.
+_OF_THE_TARGET = ("weights", "processor", "mid_layers")
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches are made.
+
+    Attributes:
+        batch_size: samples per rank and batch.
+        num_workers: loader processes per rank. 0 reads in the training process: on a CPU a worker that calls torch
+            takes the cores that training needs.
+        val_fraction: share of the training artifacts that is kept for validation if there are no others for it.
+        seed: of shuffling and of that choice.
+        shuffle_buffer: samples among which the next one is drawn when streaming.
+    """
+
+    batch_size: int = 4
+    num_workers: int = 0
+    val_fraction: float = 0.05
+    seed: int = 0
+    shuffle_buffer: int = 256
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers must be at least 0, got {self.num_workers}")
+        if not 0 <= self.val_fraction < 1:
+            raise ValueError(f"val_fraction must be in [0, 1), got {self.val_fraction}")
+        if self.shuffle_buffer < 0:
+            raise ValueError(f"shuffle_buffer must be at least 0, got {self.shuffle_buffer}")
+
+
+class ArtifactDataModule(L.LightningDataModule):
+    """Training and validation batches of what a target teaches.
+
+    Conversations are exported in ``prepare_data`` into a folder named by their fingerprint, unless it is there already.
+    Local artifacts are read through the indexed door: the whole set is shuffled anew each epoch, the same for the same
+    seed and epoch, and ranks get equally many samples. Remote ones are streamed.
+
+    Args:
+        checkpoint: folder of the target; for fingerprints.
+        export: how artifacts are made.
+        load_target: called only if something must be exported.
+        train: conversations, or the folder or URL of finished artifacts (see ``fovea.artifacts.streaming``).
+        val: the same for validation; None takes ``loader.val_fraction`` of local training artifacts, chosen so that no
+            picture is on both sides.
+        root: folder for exported artifacts, and for copies of streamed shards.
+        folder: a fixed folder for the training artifacts; refused if it holds others.
+    """
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Path,
+        export: ExportConfig,
+        load_target: Callable[[], Target],
+        train: ConversationSource | str | Path,
+        val: ConversationSource | str | Path | None = None,
+        root: Path,
+        folder: Path | None = None,
+        loader: LoaderConfig | None = None,
+        progress: bool = True,
+    ):
+        super().__init__()
+        self.checkpoint, self.export_config, self._load_target = Path(checkpoint), export, load_target
+        self.train_source, self.val_source = train, val
+        self.root, self.folder, self.loader, self.progress = Path(root), folder, loader or LoaderConfig(), progress
+        self.train_artifacts: IndexedArtifacts | None = None
+        self._train: Dataset[TeacherSample] | StreamedArtifacts | None = None
+        self._val: Dataset[TeacherSample] | StreamedArtifacts | None = None
+
+    def prepare_data(self) -> None:
+        """Exports what is missing.
+
+        Raises:
+            FingerprintMismatchError: if ``folder`` holds artifacts of another target, data set or configuration.
+        """
+        for source in (self.train_source, self.val_source):
+            if isinstance(source, ConversationSource):
+                folder, fingerprint = self.folder_of(source), self._fingerprint(source)
+                if (folder / MANIFEST).is_file():
+                    Manifest.read(folder).fingerprint.require(fingerprint, str(folder))
+                else:
+                    target = self._load_target()
+                    export(target, source, folder, self.export_config, fingerprint, progress=self.progress)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the artifacts and checks that they are the ones of this target and configuration."""
+        if self._train is not None:
+            return
+        self._train = self._open(self.train_source)
+        if isinstance(self._train, IndexedArtifacts):
+            self.train_artifacts = self._train
+        if self.val_source is not None:
+            self._val = self._open(self.val_source)
+        elif self.train_artifacts is not None and self.loader.val_fraction:
+            train, val = split_by_picture(self.train_artifacts.entries, self.loader.val_fraction, self.loader.seed)
+            self._train, self._val = Subset(self.train_artifacts, train), Subset(self.train_artifacts, val)
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffled batches of the epoch that the trainer is in."""
+        assert self._train is not None, "setup() opens the artifacts"
+        return self._loader(self._train, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader | list:
+        """Batches in a fixed order; none if there is nothing to validate on."""
+        return [] if self._val is None else self._loader(self._val, shuffle=False)
+
+    def folder_of(self, source: ConversationSource) -> Path:
+        """Where the artifacts of ``source`` are kept."""
+        if self.folder is not None and source is self.train_source:
+            return self.folder
+        return self.root / f"{self.checkpoint.name}-{self._fingerprint(source).digest()}"
+
+    def _fingerprint(self, source: ConversationSource) -> Fingerprint:
+        return fingerprint_checkpoint(self.checkpoint, self.export_config, source.digest())
+
+    def _open(self, source: ConversationSource | str | Path) -> IndexedArtifacts | StreamedArtifacts:
+        if isinstance(source, ConversationSource):
+            folder = self.folder_of(source)
+            artifacts = open_artifacts(folder)
+            artifacts.manifest.fingerprint.require(self._fingerprint(source), str(folder))
+            return artifacts
+        location = str(source)
+        if is_remote(location):
+            artifacts = StreamedArtifacts(
+                location,
+                batch_size=self.loader.batch_size,
+                num_workers=self.loader.num_workers,
+                shuffle_buffer=self.loader.shuffle_buffer if source is self.train_source else 0,
+                seed=self.loader.seed,
+                cache=self.root / "streamed",
+            )
+        else:
+            artifacts = open_artifacts(location)
+        expected = fingerprint_checkpoint(self.checkpoint, self.export_config, data="")
+        artifacts.manifest.fingerprint.require(expected, location, fields=_OF_THE_TARGET)
+        return artifacts
+
+    def _loader(self, data: Dataset[TeacherSample] | StreamedArtifacts, shuffle: bool) -> DataLoader:
+        pin = torch.cuda.is_available()
+        if isinstance(data, StreamedArtifacts):
+            return _StreamLoader(data, self._epoch, batch_size=None, num_workers=data.num_workers, pin_memory=pin)
+        world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        # Also on one rank: Lightning tells this sampler the epoch, and its order depends on seed and epoch alone.
+        sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
+        return DataLoader(
+            data,
+            batch_size=self.loader.batch_size,
+            sampler=sampler,
+            num_workers=self.loader.num_workers,
+            collate_fn=TeacherBatch.collate,
+            pin_memory=pin,
+        )
+
+    def _epoch(self) -> int:
+        return self.trainer.current_epoch if self.trainer else 0
+
+
+class _StreamLoader(DataLoader):
+    """Tells a stream the epoch before each pass; Lightning tells samplers only."""
+
+    def __init__(self, data: StreamedArtifacts, epoch: Callable[[], int], **settings):
+        super().__init__(data, **settings)
+        self._stream, self._current_epoch = data, epoch
+
+    def __iter__(self):
+        self._stream.set_epoch(self._current_epoch())
+        return super().__iter__()
+
+
+def split_by_picture(entries: Sequence[SampleEntry], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Numbers of the samples to train on and to validate on; samples that share a picture stay together.
+
+    At least one sample is on the validation side, at least one on the training side where there are two pictures.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, entry in enumerate(entries):
+        groups.setdefault(entry.images[0] if entry.images else entry.key, []).append(number)
+    order = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}-{name}".encode()).digest())
+    wanted, val = max(1, round(fraction * len(entries))), list[int]()
+    for name in order[:-1]:
+        if len(val) >= wanted:
+            break
+        val += groups[name]
+    kept = set(val)
+    return [n for n in range(len(entries)) if n not in kept], sorted(val)

@@ -1,0 +1,240 @@
+"""Where conversations come from: files of the user's, pictures that the project draws, and the MMSpec benchmark."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fovea.targets.conversation import Conversation
+
+_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
+_IMAGE = "<image>"
+
+
+class SourceError(ValueError):
+    """Conversations that cannot be read; the message names file and line."""
+
+
+class ConversationSource(Sequence[Conversation]):
+    """Conversations with unique keys, always in the same order, and a hash that changes when they do."""
+
+    @cached_property
+    def _items(self) -> list[Conversation]:
+        items = self._read()
+        first: dict[str, int] = {}
+        for number, item in enumerate(items, 1):
+            if item.key in first:
+                raise SourceError(
+                    f"{self}: conversations {first[item.key]} and {number} have the same key '{item.key}'; "
+                    "keys must be unique"
+                )
+            first[item.key] = number
+        return items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[index]
+
+    @abstractmethod
+    def _read(self) -> list[Conversation]: ...
+
+    @abstractmethod
+    def digest(self) -> str:
+        """16 hex digits that stand for the conversations in a fingerprint; cheap, draws and opens no picture."""
+
+
+class TinyConversations(ConversationSource):
+    """Pictures that the project draws, with questions about them.
+
+    Args:
+        split: "train" or "heldout"; the two share no picture.
+        count: conversations.
+        seed: of the drawing.
+    """
+
+    def __init__(self, split: str, count: int, seed: int = 0):
+        self._arguments = (split, count, seed)
+
+    def _read(self) -> list[Conversation]:
+        from fovea.targets.tiny.families import conversations
+
+        return list(conversations(*self._arguments))
+
+    def digest(self) -> str:
+        """Changes with the arguments and with the code that draws."""
+        from fovea.targets.tiny import families
+
+        code = sorted(Path(families.__file__).parent.glob("*.py"))
+        return _hash(f"{self}", *(path.read_bytes() for path in code))
+
+    def __str__(self) -> str:
+        return f"TinyConversations{self._arguments}"
+
+
+class JsonlConversations(ConversationSource):
+    """Conversations from a file: one JSON object per line, or (``.json``) one array of them.
+
+    Two layouts may be mixed:
+
+    * ours: ``{"key", "messages", "images": [paths], "source", "answer"}`` with the messages of
+      :class:`~fovea.targets.conversation.Conversation`; all but ``key`` and ``messages`` may be missing;
+    * LLaVA's: ``{"id", "image": path or paths, "conversations": [{"from": "human" | "gpt", "value": ...}]}`` with an
+      ``<image>`` in the text where each picture belongs. Its ids repeat within a file, so the key is ``id#line``.
+
+    Args:
+        path: the file.
+        image_root: folder that the paths of the pictures are relative to; the file's own folder if None.
+        limit: take only the first so many.
+
+    Raises:
+        SourceError: for a line that is neither layout, naming file and line.
+    """
+
+    def __init__(self, path: Path | str, image_root: Path | str | None = None, limit: int | None = None):
+        self.path = Path(path)
+        self.image_root = Path(image_root) if image_root else self.path.parent
+        self.limit = limit
+        if not self.path.is_file():
+            raise FileNotFoundError(f"no conversations at {self.path}: there is no such file")
+
+    def _read(self) -> list[Conversation]:
+        items = []
+        for line, record in _records(self.path):
+            if self.limit is not None and len(items) >= self.limit:
+                break
+            try:
+                items.append(self._conversation(record, line))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                missing = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+                raise SourceError(f"{self.path}, line {line}: {missing}") from error
+        return items
+
+    def _conversation(self, record: Mapping[str, Any], line: int) -> Conversation:
+        if "conversations" in record:
+            return _from_llava(record, line, self.image_root)
+        if "messages" not in record:
+            raise ValueError(f"needs 'messages' or 'conversations', has {', '.join(sorted(record))}")
+        messages = record["messages"]
+        images = tuple(self.image_root / name for name in record.get("images", ()))
+        _match_images(messages, images)
+        return Conversation(
+            key=str(record["key"]),
+            messages=messages,
+            images=images,
+            source=record.get("source", ""),
+            answer=record.get("answer"),
+        )
+
+    def digest(self) -> str:
+        """Changes with the content of the file and the limit; the pictures are hashed when they are exported."""
+        return _hash(f"{self.limit}", self.path.read_bytes())
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class MMSpecConversations(ConversationSource):
+    """Prompts of the MMSpec benchmark: a picture and one or several user turns, without answers.
+
+    Args:
+        folder: holds ``mmspec.jsonl`` and ``images/``, as its repository lays them out.
+        limit: take only the first so many.
+    """
+
+    def __init__(self, folder: Path | str, limit: int | None = None):
+        self.folder, self.limit = Path(folder), limit
+        self.path = self.folder / "mmspec.jsonl"
+        if not self.path.is_file():
+            raise FileNotFoundError(f"no MMSpec benchmark in {self.folder}: mmspec.jsonl is missing")
+
+    def _read(self) -> list[Conversation]:
+        return [self._prompt(record, line) for line, record in _records(self.path)][: self.limit]
+
+    def _prompt(self, record: Mapping[str, Any], line: int) -> Conversation:
+        try:
+            first, *others = record["turns"]
+            return Conversation(
+                key=record["id"],
+                messages=[
+                    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": first}]},
+                    *({"role": "user", "content": text} for text in others),
+                ],
+                images=(self.folder / "images" / record["image"],),
+                source=record["topic"],
+                meta={"category": record["category"]},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SourceError(f"{self.path}, line {line}: not a record of MMSpec ({error})") from error
+
+    def digest(self) -> str:
+        """Changes with the content of the file and the limit."""
+        return _hash(f"{self.limit}", self.path.read_bytes())
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Line (or position in the array) and object of each record."""
+    if path.suffix == ".json":
+        try:
+            records = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise SourceError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+        yield from enumerate(records, 1)
+        return
+    with path.open(encoding="utf-8") as file:
+        for line, text in enumerate(file, 1):
+            if text.strip():
+                try:
+                    yield line, json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise SourceError(f"{path}, line {line}: not JSON ({error.msg})") from error
+
+
+def _from_llava(record: Mapping[str, Any], line: int, image_root: Path) -> Conversation:
+    names = record.get("image") or []
+    names = [names] if isinstance(names, str) else names
+    messages = []
+    for turn in record["conversations"]:
+        if turn["from"] not in _ROLES:
+            raise ValueError(f"a turn is from '{turn['from']}'; choose from: {', '.join(_ROLES)}")
+        role = _ROLES[turn["from"]]
+        messages.append({"role": role, "content": _parts(turn["value"]) if role == "user" else turn["value"]})
+    images = tuple(image_root / name for name in names)
+    _match_images(messages, images)
+    source = Path(names[0]).parts[0] if names else "text"
+    return Conversation(key=f"{record['id']}#{line}", messages=messages, images=images, source=source)
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    """Text with ``<image>`` marks as message parts."""
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(text.split(_IMAGE)):
+        if number:
+            parts.append({"type": "image"})
+        if piece.strip():
+            parts.append({"type": "text", "text": piece.strip("\n")})
+    return parts
+
+
+def _match_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Path]) -> None:
+    contents = [m["content"] for m in messages if not isinstance(m["content"], str)]
+    places = sum(part["type"] == "image" for content in contents for part in content)
+    if places != len(images):
+        raise ValueError(f"{len(images)} images are named, the text has places for {places}")
+
+
+def _hash(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,123 @@
+"""The command line of the export: ``python -m fovea.artifacts.export``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fovea.artifacts.config import ExportConfig
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.export import export
+from fovea.artifacts.fingerprint import fingerprint_checkpoint
+from fovea.artifacts.schema import STORED_DTYPES
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_EXAMPLE = """example:
+  python -m fovea.artifacts.export --target /models/Qwen2.5-VL-7B-Instruct --out artifacts/mix \\
+      --data datamodules.conversations:JsonlConversations path=mix665k.json image_root=/data/images
+
+Several processes share the work under torchrun, or with --rank and --world-size. A run that was stopped resumes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses ``arguments`` and exports; a user's error ends it with one sentence and exit code 1."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        _run(options)
+    except (ArtifactError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the samples so far are in {options.out}, the same command resumes")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from fovea.targets.load import default_mid_layers, load_spec, load_target
+
+    layers = options.mid_layers or default_mid_layers(load_spec(options.target).num_layers)
+    try:
+        config = ExportConfig(
+            mid_layers=tuple(layers),
+            dtype=options.dtype,
+            answers=options.answers,
+            max_new_tokens=options.max_new_tokens,
+            max_tokens=options.max_tokens or None,
+            batch_size=options.batch_size,
+            shard_bytes=options.shard_bytes,
+            strict=options.strict,
+        )
+    except ValueError as error:
+        raise ArtifactError(str(error)) from error
+    conversations = load_source(options.data)
+    fingerprint = fingerprint_checkpoint(options.target, config, conversations.digest())
+    dtype = _DTYPES[options.compute_dtype or ("bf16" if options.device.startswith("cuda") else "fp32")]
+    target = load_target(options.target, device=options.device, dtype=dtype)
+    rank, world_size = options.rank, options.world_size
+    manifest = export(target, conversations, options.out, config, fingerprint, rank=rank, world_size=world_size)
+    print(
+        manifest.summary() if manifest else f"rank {rank} is done; the last of {world_size} ranks writes the manifest"
+    )
+
+
+def load_source(words: Sequence[str]) -> Any:
+    """Conversations from ``module:factory key=value ...``; values are JSON, or else text.
+
+    Raises:
+        ArtifactError: if there is no such module or factory, or it does not take these keys.
+    """
+    name, *settings = words
+    module, _, factory = name.partition(":")
+    pairs = (setting.partition("=") for setting in settings)
+    values = {key: _value(text) for key, _, text in pairs}
+    try:
+        make = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ArtifactError(f"--data {name}: {error}; write module:factory key=value ...") from error
+    try:
+        return make(**values)
+    except TypeError as error:
+        raise ArtifactError(f"--data {name}: {error}") from error
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fovea.artifacts.export",
+        description="Stores what a frozen VLM teaches a drafter as webdataset shards.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+    add = parser.add_argument
+    add("--target", type=Path, required=True, help="checkpoint folder of the target")
+    add("--data", nargs="+", required=True, metavar="SOURCE", help="module:factory, then key=value")
+    add("--out", type=Path, required=True, help="folder of the artifacts")
+    add("--mid-layers", type=int, nargs="+", help="layers of the mid state (default: the first two fifths, less two)")
+    add("--dtype", choices=STORED_DTYPES, default="bf16", help="stored dtype of the states")
+    add("--answers", choices=("target", "dataset"), default="target", help="whose answers the drafter learns")
+    add("--max-new-tokens", type=int, default=500, help="cap of the target's answers, in tokens")
+    add("--max-tokens", type=int, default=5120, help="leave out longer conversations; 0 takes all")
+    add("--batch-size", type=int, default=4, help="conversations per forward pass")
+    add("--shard-bytes", type=int, default=1_000_000_000, help="size at which a shard is closed")
+    add("--strict", action="store_true", help="stop at a broken picture or unreadable conversation")
+    add("--device", default=device, help="where the target runs")
+    add("--compute-dtype", choices=tuple(_DTYPES), help="dtype of the target (default: bf16 on a GPU, else fp32)")
+    add("--rank", type=int, default=int(os.environ.get("RANK", "0")), help="number of this process")
+    add("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", "1")), help="processes that share the work")
+    return parser

@@ -1,0 +1,45 @@
+"""Settings of an export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fovea.artifacts.schema import STORED_DTYPES, StoredDtype
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """How artifacts are made.
+
+    Attributes:
+        mid_layers: layers that the mid state of a token is chosen from; outputs of layers 1..L.
+        dtype: stored dtype of the states: bf16, fp32, or fp8 with a scale per row.
+        answers: "target" lets the target answer every user turn, "dataset" takes the answers that are there.
+        max_new_tokens: cap of the target's answers, in tokens.
+        max_tokens: longer conversations are left out; None takes all.
+        batch_size: conversations per forward pass.
+        shard_bytes: size at which a shard is closed.
+        strict: a broken picture or unreadable conversation ends the export instead of being counted.
+    """
+
+    mid_layers: tuple[int, ...]
+    dtype: StoredDtype = "bf16"
+    answers: Literal["target", "dataset"] = "target"
+    max_new_tokens: int = 500
+    max_tokens: int | None = 5120
+    batch_size: int = 4
+    shard_bytes: int = 1_000_000_000
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.mid_layers or len(set(self.mid_layers)) != len(self.mid_layers):
+            raise ValueError(f"mid_layers must be different layers, at least one, got {list(self.mid_layers)}")
+        if self.dtype not in STORED_DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; choose from: {', '.join(STORED_DTYPES)}")
+        if self.answers not in ("target", "dataset"):
+            raise ValueError(f"answers is {self.answers!r}; choose from: target, dataset")
+        for name in ("max_new_tokens", "max_tokens", "batch_size", "shard_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,153 @@
+"""Writes down what a target teaches: ``python -m fovea.artifacts.export --help``, or :func:`export`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fovea.artifacts.config import ExportConfig
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.fingerprint import Fingerprint
+from fovea.artifacts.manifest import MANIFEST, Manifest
+from fovea.artifacts.schema import SampleMeta
+from fovea.artifacts.writer import ArtifactWriter, finish_rank, sole_writer
+from fovea.targets.base import Encoded, Target
+from fovea.targets.conversation import Conversation, ImageSource
+from fovea.targets.images import BrokenImageError
+from fovea.targets.prompting import PromptError
+from fovea.targets.teacher_batch import TeacherSample, supervised_positions
+
+logger = logging.getLogger(__name__)
+
+
+def export(
+    target: Target,
+    conversations: Sequence[Conversation],
+    folder: Path,
+    config: ExportConfig,
+    fingerprint: Fingerprint,
+    *,
+    progress: bool = True,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Manifest | None:
+    """Runs ``target`` over ``conversations`` and stores one sample each in ``folder``; resumes what is there.
+
+    Conversations with a broken picture, with a prompt that the target cannot read, longer than ``max_tokens``, or
+    without a supervised token give no sample; each is reported and kept with its reason in the manifest.
+
+    ``fingerprint`` is that of target, data and ``config``. This process takes every ``world_size``-th conversation,
+    from ``rank`` on. ``progress`` shows a bar with the time that is left.
+
+    Returns:
+        The manifest, or None while other ranks are not done.
+
+    Raises:
+        FingerprintMismatchError: if the folder holds samples made with another fingerprint.
+        ArtifactError: for doubled keys, or if nothing gave a sample.
+    """
+    folder = Path(folder)
+    _refuse_doubled_keys(conversations)
+    with sole_writer(folder, rank):
+        if (folder / MANIFEST).is_file():
+            manifest = Manifest.read(folder)
+            manifest.fingerprint.require(fingerprint, str(folder))
+            return manifest
+        skipped: dict[str, str] = {}
+        writer = ArtifactWriter(folder, fingerprint, dtype=config.dtype, shard_bytes=config.shard_bytes, rank=rank)
+        mine = range(rank, len(conversations), world_size)
+        pending = [index for index in mine if conversations[index].key not in writer.done]
+        if len(pending) < len(mine):
+            logger.info("%s holds %d of %d samples; resuming", folder, len(mine) - len(pending), len(mine))
+        with writer, _bar(len(mine), len(mine) - len(pending), progress) as advance:
+            remaining = iter(pending)
+            while batch := [conversations[index] for index in islice(remaining, config.batch_size)]:
+                for sample, meta in _teach(target, batch, config, skipped):
+                    writer.write(sample, meta)
+                advance(len(batch))
+        finish_rank(folder, fingerprint, skipped, rank, world_size)
+        if not (folder / MANIFEST).is_file():
+            return None
+        manifest = Manifest.read(folder)
+        logger.info("artifacts in %s: %s", folder, manifest.summary())
+        return manifest
+
+
+def _teach(
+    target: Target, batch: Sequence[Conversation], config: ExportConfig, skipped: dict[str, str]
+) -> Iterator[tuple[TeacherSample, SampleMeta]]:
+    """Samples and their meta of the conversations in ``batch`` that give one; the others go to ``skipped``."""
+
+    def skip(key: str, reason: str) -> None:
+        logger.warning("conversation '%s' gives no sample: %s", key, reason)
+        skipped[key] = reason
+
+    readable, encoded = [], []
+    for conversation in batch:
+        try:
+            encoded.append(target.encode(conversation))
+            readable.append(conversation)
+        except (BrokenImageError, PromptError) as error:
+            if config.strict:
+                raise
+            kind = "broken picture" if isinstance(error, BrokenImageError) else "unreadable"
+            skip(conversation.key, f"{kind}: {error}")
+    if config.answers == "target" and readable:
+        answers = target.answer(readable, config.max_new_tokens, config.batch_size)
+        encoded = [target.encode(c, answers=given) for c, given in zip(readable, answers, strict=True)]
+
+    taught: list[tuple[Conversation, Encoded]] = []
+    for conversation, item in zip(readable, encoded, strict=True):
+        if not supervised_positions(item.answer_mask).any():
+            skip(conversation.key, "no supervised token: no answer, or an empty one")
+        elif config.max_tokens is not None and len(item.ids) > config.max_tokens:
+            skip(conversation.key, f"too long: {len(item.ids)} tokens, max_tokens is {config.max_tokens}")
+        else:
+            taught.append((conversation, item))
+    if not taught:
+        return
+    samples = target.teach([item for _, item in taught], config.mid_layers)
+    for (conversation, item), sample in zip(taught, samples, strict=True):
+        hashes = tuple(hash_image(image) for image in conversation.images)
+        yield sample, SampleMeta(conversation.source, item.image_sizes, hashes)
+
+
+def hash_image(image: ImageSource) -> str:
+    """16 hex digits over a file's bytes, or over mode, size and pixels of a picture in memory."""
+    if isinstance(image, Image.Image):
+        content = f"{image.mode}{image.size}".encode() + image.tobytes()
+    else:
+        content = Path(image).read_bytes()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _refuse_doubled_keys(conversations: Sequence[Conversation]) -> None:
+    seen: set[str] = set()
+    for conversation in conversations:
+        if conversation.key in seen:
+            raise ArtifactError(
+                f"two conversations have the key '{conversation.key}'; keys must be unique in a data set"
+            )
+        seen.add(conversation.key)
+
+
+@contextmanager
+def _bar(total: int, done: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("exporting artifacts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not shown) as bars:
+        task = bars.add_task("export", total=total, completed=done)
+        yield lambda count: bars.advance(task, count)
+
+
+if __name__ == "__main__":
+    from fovea.artifacts.command import main
+
+    main()

@@ -1,0 +1,137 @@
+"""What artifacts depend on: two sets with equal fingerprints hold the same numbers up to rounding."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fovea.artifacts.config import ExportConfig
+from fovea.artifacts.errors import FingerprintMismatchError
+from fovea.targets.load import weights_fingerprint
+
+logger = logging.getLogger(__name__)
+
+#: Fields that say where things came from. Others may differ in them and still fit.
+PROVENANCE = ("target", "revision", "versions")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "torchvision", "pillow")
+#: Settings files of a checkpoint's processor, stored value by value.
+_SETTINGS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+#: Files of a checkpoint that decide what ids a conversation becomes, stored as hashes.
+_HASHED = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Everything that the numbers in artifacts depend on.
+
+    Attributes:
+        weights: hash of the target's weights.
+        processor: settings of image processor and tokenizer by dotted name.
+        data: hash of the conversations.
+        mid_layers: layers that the mid state is chosen from.
+        dtype: stored dtype of the states.
+        answers: "dataset" or "target".
+        max_new_tokens: cap of the target's answers; None if the data set's are used.
+        max_tokens: conversations longer than this were left out; None if none were.
+        target, revision: name of the checkpoint folder and revision of its repository, for people.
+        versions: of the libraries that computed the numbers; a difference is reported, not refused.
+    """
+
+    weights: str
+    processor: dict[str, Any]
+    data: str
+    mid_layers: tuple[int, ...]
+    dtype: str
+    answers: str
+    max_new_tokens: int | None = None
+    max_tokens: int | None = None
+    target: str = ""
+    revision: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Fingerprint:
+        """The fingerprint of its JSON object."""
+        return Fingerprint(**{**values, "mid_layers": tuple(values["mid_layers"])})
+
+    def digest(self) -> str:
+        """16 hex digits over all that must agree; names a folder in the cache."""
+        binding = {name: value for name, value in asdict(self).items() if name not in PROVENANCE}
+        return hashlib.sha256(json.dumps(binding, sort_keys=True).encode()).hexdigest()[:16]
+
+    def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
+        """Values here and in ``other`` of every field that must agree and does not, by dotted name."""
+        mine, theirs = _flat(asdict(self)), _flat(asdict(other))
+        names = [name for name in mine | theirs if name.split(".")[0] not in PROVENANCE]
+        return {n: (mine.get(n), theirs.get(n)) for n in names if mine.get(n) != theirs.get(n)}
+
+    def require(self, expected: Fingerprint, where: str, fields: Collection[str] | None = None) -> None:
+        """Refuses artifacts with this fingerprint, found at ``where``, unless they are the ``expected`` ones.
+
+        ``fields`` are those that must agree; None means all.
+
+        Raises:
+            FingerprintMismatchError: naming each field that differs, with both values.
+        """
+        different = self.differences(expected)
+        if fields is not None:
+            different = {name: values for name, values in different.items() if name.split(".")[0] in fields}
+        if different:
+            lines = [f"{name} is {found!r} there, {wanted!r} here" for name, (found, wanted) in different.items()]
+            raise FingerprintMismatchError(
+                f"the artifacts in {where} do not fit: {'; '.join(lines)}. Use the settings they were made with, "
+                "or export into another folder"
+            )
+        for name, here in expected.versions.items():
+            if (there := self.versions.get(name)) != here:
+                logger.warning("the artifacts in %s were made with %s %s, this is %s", where, name, there, here)
+
+
+def fingerprint_checkpoint(
+    checkpoint: Path, config: ExportConfig, data: str, revision: str | None = None
+) -> Fingerprint:
+    """The fingerprint of an export from a ``checkpoint`` folder; reads files, loads no model.
+
+    ``data`` is a hash of the conversations, ``revision`` that of the checkpoint's repository, if known.
+    """
+    return Fingerprint(
+        weights=weights_fingerprint(checkpoint),
+        processor=processor_settings(checkpoint),
+        data=data,
+        mid_layers=config.mid_layers,
+        dtype=config.dtype,
+        answers=config.answers,
+        max_new_tokens=config.max_new_tokens if config.answers == "target" else None,
+        max_tokens=config.max_tokens,
+        target=checkpoint.name,
+        revision=revision,
+        versions={name: version(name) for name in _LIBRARIES},
+    )
+
+
+def processor_settings(checkpoint: Path) -> dict[str, Any]:
+    """Image-processor settings by dotted name and hashes of the tokenizer's files, from a checkpoint folder."""
+    settings: dict[str, Any] = {}
+    for name in _SETTINGS:
+        if (path := checkpoint / name).is_file():
+            settings |= _flat(json.loads(path.read_text(encoding="utf-8")))
+    for name in _HASHED:
+        if (path := checkpoint / name).is_file():
+            settings[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return settings
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            result |= _flat(value, f"{prefix}{name}.")
+        else:
+            result[f"{prefix}{name}"] = value
+    return result

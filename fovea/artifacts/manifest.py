@@ -1,0 +1,137 @@
+"""The manifest: which samples lie where in which shard, and the fingerprint of what made them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.fingerprint import Fingerprint
+
+MANIFEST = "manifest.json"
+#: Raised whenever older files can no longer be read.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SampleEntry:
+    """Where a sample lies in its shard, and its lengths.
+
+    Attributes:
+        meta: offset and size in bytes of its ``meta.json``.
+        data: offset and size in bytes of its ``safetensors``.
+        images: hashes of its images.
+    """
+
+    key: str
+    tokens: int
+    supervised: int
+    visual: int
+    meta: tuple[int, int]
+    data: tuple[int, int]
+    source: str = ""
+    images: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> SampleEntry:
+        """The entry of its JSON object."""
+        return SampleEntry(**{**values, **{name: tuple(values[name]) for name in ("meta", "data", "images")}})
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """A whole shard: its file, size in bytes, hash and samples in the order of the file."""
+
+    name: str
+    bytes: int
+    sha256: str
+    samples: tuple[SampleEntry, ...]
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> ShardEntry:
+        """The entry of its JSON object."""
+        return ShardEntry(**{**values, "samples": tuple(SampleEntry.from_json(s) for s in values["samples"])})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All shards of a finished export.
+
+    Attributes:
+        skipped: reason by key, of conversations that gave no sample.
+    """
+
+    fingerprint: Fingerprint
+    shards: tuple[ShardEntry, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Samples in all shards."""
+        return sum(len(shard.samples) for shard in self.shards)
+
+    def samples(self) -> Iterator[SampleEntry]:
+        """The samples, shard by shard."""
+        for shard in self.shards:
+            yield from shard.samples
+
+    def summary(self) -> str:
+        """One line: samples, tokens, supervised positions, visual tokens, gigabytes, and what was skipped."""
+        totals = [sum(getattr(s, name) for s in self.samples()) for name in ("tokens", "supervised", "visual")]
+        size = sum(shard.bytes for shard in self.shards) / 1e9
+        text = (
+            f"{len(self):,} samples in {len(self.shards)} shards, {totals[0]:,} tokens, {totals[1]:,} supervised, "
+            f"{totals[2]:,} visual, {size:.2f} GB"
+        )
+        reasons = Counter(reason.split(":")[0] for reason in self.skipped.values())
+        return text + "".join(f"; skipped {count}: {reason}" for reason, count in reasons.items())
+
+    def write(self, folder: Path) -> None:
+        """Puts the manifest into ``folder``, whole or not at all."""
+        shards = [asdict(shard) for shard in self.shards]
+        values = {"format": FORMAT, "fingerprint": asdict(self.fingerprint), "skipped": self.skipped, "shards": shards}
+        write_json(folder / MANIFEST, values)
+
+    @staticmethod
+    def read(folder: Path) -> Manifest:
+        """The manifest in ``folder``.
+
+        Raises:
+            ArtifactError: if there is none, or it is not one of ours.
+        """
+        path = folder / MANIFEST
+        if not path.is_file():
+            whole = len(list(folder.glob("shard-*.tar"))) if folder.is_dir() else 0
+            begun = f"; an export left {whole} whole shards there, run it again and it resumes" if whole else ""
+            raise ArtifactError(f"no finished artifacts in {folder}: {MANIFEST} is missing{begun}")
+        return Manifest.from_bytes(path.read_bytes(), str(path))
+
+    @staticmethod
+    def from_bytes(raw: bytes, where: str) -> Manifest:
+        """The manifest of its JSON text, read from ``where``.
+
+        Raises:
+            ArtifactError: if it is cut, no manifest, or of another format version.
+        """
+        try:
+            values = json.loads(raw)
+            if values["format"] != FORMAT:
+                raise ArtifactError(f"{where} has format {values['format']}, this version reads {FORMAT}; export again")
+            return Manifest(
+                fingerprint=Fingerprint.from_json(values["fingerprint"]),
+                shards=tuple(ShardEntry.from_json(shard) for shard in values["shards"]),
+                skipped=values["skipped"],
+            )
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ArtifactError(f"{where} is damaged or no manifest of artifacts ({error}); export again") from error
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes ``values`` under a temporary name and renames it to ``path``."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(values, separators=(",", ":")), encoding="utf-8")
+    partial.replace(path)

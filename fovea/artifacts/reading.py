@@ -1,0 +1,120 @@
+"""The indexed door: any sample of local shards by number, its tensors mapped from the tar without a copy."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry
+from fovea.artifacts.schema import SampleMeta, decode_sample
+from fovea.targets.teacher_batch import TeacherSample
+
+
+class IndexedArtifacts(Dataset[TeacherSample]):
+    """Samples by number, in the order of the manifest; shards are mapped when first touched.
+
+    bf16 and fp32 states are views of a private mapping: writing to them changes neither the file nor other processes.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        self.folder, self.manifest = folder, manifest
+        self.entries: list[SampleEntry] = list(manifest.samples())
+        self._shard_of: list[ShardEntry] = [shard for shard in manifest.shards for _ in shard.samples]
+        self._maps: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> TeacherSample:
+        return self._read(index)[0]
+
+    def meta(self, index: int) -> SampleMeta:
+        """Source, image sizes and image hashes of a sample."""
+        return self._read(index)[1]
+
+    def verify(self) -> None:
+        """Reads every byte and compares the shards' hashes.
+
+        Raises:
+            ArtifactError: naming a shard whose content is not what was written.
+        """
+        for shard in self.manifest.shards:
+            with (self.folder / shard.name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != shard.sha256:
+                raise ArtifactError(
+                    f"{self.folder / shard.name} is damaged: its sha256 is {found}, the manifest has {shard.sha256}"
+                )
+
+    def _read(self, index: int) -> tuple[TeacherSample, SampleMeta]:
+        entry, shard = self.entries[index], self._shard_of[index]
+        where = f"{self.folder / shard.name} at byte {entry.meta[0]}"
+        content = self._map(shard)
+        meta, data = (content[offset : offset + size] for offset, size in (entry.meta, entry.data))
+        try:
+            sample, about = decode_sample(meta.numpy().tobytes(), data)
+        except ArtifactError as error:
+            raise ArtifactError(f"{where}: {error}") from error
+        except (ValueError, KeyError) as error:
+            raise ArtifactError(f"{where} holds no sample: the shard is not the one in the manifest") from error
+        check_entry(sample, entry, where)
+        return sample, about
+
+    def _map(self, shard: ShardEntry) -> Tensor:
+        """[bytes] uint8 over the whole shard."""
+        if shard.name not in self._maps:
+            path = self.folder / shard.name
+            # Unlike mmap.mmap this keeps no file descriptor, so a set may have more shards than a process may open.
+            storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=shard.bytes)
+            self._maps[shard.name] = torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, storage))
+        return self._maps[shard.name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the mappings: a loader's worker process makes its own."""
+        return self.__dict__ | {"_maps": {}}
+
+
+def open_artifacts(folder: Path | str) -> IndexedArtifacts:
+    """The samples of a finished export in a local folder.
+
+    Raises:
+        ArtifactError: if the manifest is missing or damaged, a shard is missing, cut or of another size, or a shard
+            lies there that the manifest does not know.
+    """
+    folder = Path(folder)
+    manifest = Manifest.read(folder)
+    for shard in manifest.shards:
+        path = folder / shard.name
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing; the manifest has {len(shard.samples)} samples in it")
+        if (size := path.stat().st_size) != shard.bytes:
+            raise ArtifactError(
+                f"{path} is cut or not ours: it has {size} bytes, the manifest says {shard.bytes} "
+                f"with {len(shard.samples)} samples; delete the folder and export again, or copy the shard again"
+            )
+    known = {shard.name for shard in manifest.shards}
+    if strangers := sorted(path.name for path in folder.glob("*.tar") if path.name not in known):
+        raise ArtifactError(f"{folder} holds {len(strangers)} shards that its manifest does not list: {strangers[0]}")
+    return IndexedArtifacts(folder, manifest)
+
+
+def check_entry(sample: TeacherSample, entry: SampleEntry, where: str) -> None:
+    """Refuses a sample that is not the one that the manifest has at this place.
+
+    Raises:
+        ArtifactError: naming both keys, or the key and the lengths.
+    """
+    if sample.key != entry.key:
+        raise ArtifactError(f"{where}: found sample '{sample.key}' where the manifest has '{entry.key}'")
+    found = (sample.ids.shape[0], sample.mid.shape[0], sample.visual.shape[0])
+    if found != (entry.tokens, entry.supervised, entry.visual):
+        raise ArtifactError(
+            f"{where}: sample '{sample.key}' has {found[0]} tokens, {found[1]} supervised, {found[2]} visual; "
+            f"the manifest has {entry.tokens}, {entry.supervised}, {entry.visual}"
+        )

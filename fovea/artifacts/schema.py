@@ -1,0 +1,181 @@
+"""A teacher sample as the two members of a webdataset sample: ``meta.json`` and ``safetensors``; no pickle.
+
+Legend: ``T`` tokens, ``A`` rotary axes, ``N`` visual tokens, ``R`` supervised positions, ``D`` hidden width.
+
+Tensors of the safetensors member: ``ids`` [T] and ``positions`` [A, T] int32, ``answer_mask`` and ``is_visual`` [T]
+bool, and the states ``last`` [T, D], ``mid`` [R, D], ``visual`` [N, D] in the dtype of the export. For fp8 (e4m3) each
+row of a state is divided by its largest magnitude over 448, kept as ``<state>.scale`` [rows, 1] float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fovea.artifacts.errors import ArtifactError
+from fovea.targets.teacher_batch import TeacherSample, supervised_positions
+
+StoredDtype = Literal["bf16", "fp32", "fp8"]
+STORED_DTYPES: tuple[str, ...] = get_args(StoredDtype)
+META, TENSORS = "meta.json", "safetensors"
+
+_STATES = ("last", "mid", "visual")
+_FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+#: Names of the safetensors format for the dtypes above.
+_FORMAT_DTYPES = {
+    "I32": torch.int32,
+    "BOOL": torch.bool,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+
+
+@dataclass(frozen=True)
+class SampleMeta:
+    """What is known of a sample beside its tensors.
+
+    Attributes:
+        source: family or benchmark of the conversation.
+        image_sizes: per image, (width, height) in pixels as given.
+        image_hashes: per image, a hash of its content; equal pictures have equal hashes.
+    """
+
+    source: str = ""
+    image_sizes: tuple[tuple[int, int], ...] = ()
+    image_hashes: tuple[str, ...] = ()
+
+
+def check_sample(sample: TeacherSample) -> None:
+    """Refuses a sample whose tensors do not speak of the same tokens.
+
+    Raises:
+        ArtifactError: naming the key and the lengths that disagree.
+    """
+    tokens = sample.ids.shape[0]
+    lengths = {
+        "positions": (sample.positions.shape[-1], tokens),
+        "answer_mask": (sample.answer_mask.shape[0], tokens),
+        "is_visual": (sample.is_visual.shape[0], tokens),
+        "last": (sample.last.shape[0], tokens),
+        "mid": (sample.mid.shape[0], int(supervised_positions(sample.answer_mask).sum())),
+        "visual": (sample.visual.shape[0], int(sample.is_visual.sum())),
+    }
+    wrong = [f"{name} has {found} rows instead of {want}" for name, (found, want) in lengths.items() if found != want]
+    if wrong:
+        raise ArtifactError(f"sample '{sample.key}' of {tokens} tokens does not fit together: {', '.join(wrong)}")
+
+
+def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -> dict[str, bytes]:
+    """The members of ``sample`` by extension, states stored as ``dtype``.
+
+    Raises:
+        ArtifactError: for tensors of unequal length or states with non-finite values, naming the key.
+    """
+    check_sample(sample)
+    tensors = {
+        "ids": sample.ids.to("cpu", torch.int32),
+        "positions": sample.positions.to("cpu", torch.int32),
+        "answer_mask": sample.answer_mask.cpu(),
+        "is_visual": sample.is_visual.cpu(),
+    }
+    for name in _STATES:
+        tensors |= _store_states(getattr(sample, name).cpu(), name, sample.key, dtype)
+    # Cloned: the file holds exactly the rows that belong to the sample, whatever larger tensor they are a view of.
+    data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
+    about = {
+        "key": sample.key,
+        "source": meta.source,
+        "grids": sample.grids,
+        "image_sizes": meta.image_sizes,
+        "image_hashes": meta.image_hashes,
+    }
+    return {META: json.dumps(about).encode(), TENSORS: data}
+
+
+def _store_states(states: Tensor, name: str, key: str, dtype: StoredDtype) -> dict[str, Tensor]:
+    if dtype == "fp8":
+        scale = states.float().abs().amax(dim=-1, keepdim=True) / _FP8_MAX
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        stored = (states.float() / scale).to(torch.float8_e4m3fn)
+        result, finite = {name: stored, f"{name}.scale": scale}, torch.isfinite(scale)
+    else:
+        stored = states.to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+        result, finite = {name: stored}, torch.isfinite(stored)
+    if not finite.all():
+        row = int((~finite).any(dim=-1).nonzero()[0])
+        raise ArtifactError(
+            f"sample '{key}': the target's '{name}' states hold non-finite values as {dtype}, first in row {row}; "
+            "a target that overflows in float16 must be loaded in bfloat16 or float32"
+        )
+    return result
+
+
+def decode_sample(meta: bytes, data: Tensor) -> tuple[TeacherSample, SampleMeta]:
+    """The sample of a ``meta.json`` and a ``safetensors`` member; bf16 and fp32 states are views of ``data``.
+
+    Args:
+        meta: bytes of ``meta.json``.
+        data: [bytes] uint8, the safetensors member; on a multiple of 8 bytes in its storage, as tar members are.
+
+    Raises:
+        ArtifactError: if the bytes are no sample, or its tensors do not fit together.
+    """
+    about = json.loads(meta)
+    key = about["key"]
+    tensors = _parse_safetensors(data, key)
+    try:
+        sample = TeacherSample(
+            key=key,
+            ids=tensors["ids"].long(),
+            positions=tensors["positions"].long(),
+            answer_mask=tensors["answer_mask"],
+            is_visual=tensors["is_visual"],
+            last=_load_states(tensors, "last"),
+            mid=_load_states(tensors, "mid"),
+            visual=_load_states(tensors, "visual"),
+            grids=_pairs(about["grids"]),
+        )
+    except KeyError as error:
+        raise ArtifactError(
+            f"sample '{key}' holds no tensor {error}; its shard was not written by this export"
+        ) from None
+    check_sample(sample)
+    return sample, SampleMeta(about["source"], _pairs(about["image_sizes"]), tuple(about["image_hashes"]))
+
+
+def _pairs(values: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((first, second) for first, second in values)
+
+
+def _load_states(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    stored = tensors[name]
+    if stored.dtype != torch.float8_e4m3fn:
+        return stored
+    return (stored.float() * tensors[f"{name}.scale"]).bfloat16()
+
+
+def _parse_safetensors(data: Tensor, key: str) -> dict[str, Tensor]:
+    """Views of ``data`` by name: 8 bytes header length (little endian), header as JSON, then the tensors."""
+    damaged = ArtifactError(f"sample '{key}' is damaged: its {data.shape[0]} bytes are not whole safetensors data")
+    if data.shape[0] < 8:
+        raise damaged
+    start = 8 + int.from_bytes(data[:8].numpy().tobytes(), "little")
+    try:
+        header = json.loads(data[8:start].numpy().tobytes())
+        tensors = {}
+        for name, entry in header.items():
+            dtype, (begin, end) = _FORMAT_DTYPES[entry["dtype"]], entry["data_offsets"]
+            if math.prod(entry["shape"]) * dtype.itemsize != end - begin or start + end > data.shape[0]:
+                raise damaged
+            tensors[name] = data[start + begin : start + end].view(dtype).view(entry["shape"])
+    except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
+        raise damaged from None
+    return tensors

@@ -1,0 +1,195 @@
+"""Writes teacher samples into webdataset shards; the shards on disk are the only state.
+
+A shard grows under a hidden temporary name. When it is whole its index (``shard-*.json``) is written and then the
+shard is renamed, so that a file called ``shard-*.tar`` beside its index is always complete, however the writer ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from webdataset.writer import TarWriter
+
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.fingerprint import Fingerprint
+from fovea.artifacts.keys import escape
+from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, write_json
+from fovea.artifacts.schema import META, TENSORS, SampleMeta, StoredDtype, encode_sample
+from fovea.targets.teacher_batch import TeacherSample
+
+logger = logging.getLogger(__name__)
+
+#: A tar archive ends with two empty blocks.
+_END_OF_ARCHIVE = bytes(2 * tarfile.BLOCKSIZE)
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path, rank: int = 0) -> Iterator[None]:
+    """Waits until no other process writes this rank's shards in ``folder``; the lock ends with the process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".lock-{rank:02d}").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("another process exports to %s; waiting for it", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def whole_shards(folder: Path, fingerprint: Fingerprint) -> list[ShardEntry]:
+    """The complete shards in ``folder``, whichever rank wrote them.
+
+    Raises:
+        FingerprintMismatchError: if one of them was made with another fingerprint.
+    """
+    shards = []
+    for path in sorted(folder.glob("shard-*.json")):
+        if path.with_suffix(".tar").is_file():
+            values = json.loads(path.read_text(encoding="utf-8"))
+            Fingerprint.from_json(values["fingerprint"]).require(fingerprint, str(folder))
+            shards.append(ShardEntry.from_json(values["shard"]))
+    return shards
+
+
+class ArtifactWriter:
+    """Appends samples to shards of about ``shard_bytes``; a context manager.
+
+    Left by an exception (Ctrl-C included) it still completes the current shard, with the samples that were written
+    whole. Opening a folder again continues behind its complete shards and drops what a killed writer left.
+
+    Attributes:
+        done: keys of all samples in complete shards at the start.
+    """
+
+    def __init__(self, folder: Path, fingerprint: Fingerprint, *, dtype: StoredDtype, shard_bytes: int, rank: int = 0):
+        """Args are those of the export; each rank numbers its own shards.
+
+        Raises:
+            FingerprintMismatchError: if the folder holds shards with another fingerprint.
+        """
+        self.folder, self.fingerprint, self.rank = folder, fingerprint, rank
+        self._dtype: StoredDtype = dtype
+        self._shard_bytes = shard_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        shards = whole_shards(folder, fingerprint)
+        self.done = frozenset(sample.key for shard in shards for sample in shard.samples)
+        mine = [shard.name for shard in shards if shard.name.startswith(f"shard-{rank:02d}-")]
+        self._number = max((int(name[9:14]) + 1 for name in mine), default=0)
+        for left in folder.glob(f".shard-{rank:02d}-*.partial"):
+            left.unlink()
+        self._file: BinaryIO | None = None
+        self._written = set(self.done)
+
+    def write(self, sample: TeacherSample, meta: SampleMeta) -> None:
+        """Appends a sample.
+
+        Raises:
+            ArtifactError: for a key that was written before, or a sample that cannot be stored.
+        """
+        if sample.key in self._written:
+            raise ArtifactError(f"the key '{sample.key}' occurs twice; keys of conversations must be unique")
+        fragment, members = _tar_fragment(escape(sample.key), encode_sample(sample, meta, self._dtype))
+        if self._file is not None and self._size + len(fragment) > self._shard_bytes:
+            self._finish_shard()
+        if self._file is None:
+            self._start_shard()
+        assert self._file is not None
+        self._file.write(fragment)
+        self._hash.update(fragment)
+        at = {name: (self._size + offset, size) for name, (offset, size) in members.items()}
+        entry = SampleEntry(
+            key=sample.key,
+            tokens=sample.ids.shape[0],
+            supervised=sample.mid.shape[0],
+            visual=sample.visual.shape[0],
+            meta=at[META],
+            data=at[TENSORS],
+            source=meta.source,
+            images=meta.image_hashes,
+        )
+        # Only now is the sample whole: what an interrupt leaves behind this size is cut off.
+        self._size += len(fragment)
+        self._samples.append(entry)
+        self._written.add(sample.key)
+
+    def __enter__(self) -> ArtifactWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish_shard()
+
+    def _start_shard(self) -> None:
+        self._name = f"shard-{self.rank:02d}-{self._number:05d}.tar"
+        self._partial = self.folder / f".{self._name}.partial"
+        self._size, self._hash, self._samples = 0, hashlib.sha256(), list[SampleEntry]()
+        self._file = self._partial.open("wb", buffering=0)
+
+    def _finish_shard(self) -> None:
+        if self._file is None:
+            return
+        with self._file as file:
+            file.truncate(self._size)
+            file.seek(self._size)
+            file.write(_END_OF_ARCHIVE)
+            os.fsync(file.fileno())
+        self._file = None
+        if not self._samples:
+            self._partial.unlink()
+            return
+        self._hash.update(_END_OF_ARCHIVE)
+        size = self._size + len(_END_OF_ARCHIVE)
+        shard = ShardEntry(self._name, size, self._hash.hexdigest(), tuple(self._samples))
+        path = self.folder / self._name
+        write_json(path.with_suffix(".json"), {"fingerprint": asdict(self.fingerprint), "shard": asdict(shard)})
+        self._partial.rename(path)
+        self._number += 1
+
+
+def _tar_fragment(name: str, members: dict[str, bytes]) -> tuple[memoryview, dict[str, tuple[int, int]]]:
+    """A webdataset sample as a piece of a tar archive, and offset and size of each member's content in it."""
+    buffer = io.BytesIO()
+    writer = TarWriter(buffer, encoder=False, mtime=0)
+    writer.write({"__key__": name, **members})
+    size = writer.tarstream.offset
+    writer.close()
+    with tarfile.open(fileobj=io.BytesIO(buffer.getbuffer()[:size])) as archive:
+        places = {info.name.partition(".")[2]: (info.offset_data, info.size) for info in archive}
+    return buffer.getbuffer()[:size], places
+
+
+def finish_rank(folder: Path, fingerprint: Fingerprint, skipped: dict[str, str], rank: int, world_size: int) -> None:
+    """Records that ``rank`` of ``world_size`` is done, and writes the manifest if all ranks are.
+
+    Raises:
+        ArtifactError: if all are done and not one sample was stored.
+    """
+    write_json(_rank_file(folder, rank, world_size), {"skipped": skipped})
+    ranks = [_rank_file(folder, r, world_size) for r in range(world_size)]
+    if not all(path.is_file() for path in ranks):
+        return
+    everything = {}
+    for path in ranks:
+        everything |= json.loads(path.read_text(encoding="utf-8"))["skipped"]
+    manifest = Manifest(fingerprint, tuple(whole_shards(folder, fingerprint)), everything)
+    if len(manifest) == 0:
+        examples = "; ".join(f"'{key}': {reason}" for key, reason in list(everything.items())[:3])
+        raise ArtifactError(f"not one of {len(everything)} conversations gave a sample ({examples})")
+    manifest.write(folder)
+
+
+def _rank_file(folder: Path, rank: int, world_size: int) -> Path:
+    return folder / f"rank-{rank:02d}-of-{world_size:02d}.json"
