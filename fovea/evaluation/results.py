@@ -1,0 +1,163 @@
+"""What a speed evaluation leaves behind: every prompt's answers as traces, and the figures computed from them.
+
+A folder holds ``traces.jsonl``, one prompt per line, and ``evaluation.json`` with settings, prompts that failed, and
+the figures; the traces alone give the figures again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fovea.decoding.trace import GenerationTrace
+from fovea.evaluation.losslessness import Comparison
+from fovea.evaluation.metrics import SpeedMetrics
+
+TRACES, EVALUATION = "traces.jsonl", "evaluation.json"
+#: Name of the row that pools all families.
+ALL = "all"
+
+
+class LosslessnessError(RuntimeError):
+    """A speculative answer differs from the autoregressive one, and no near-tie explains it."""
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """One prompt answered every way, side by side in one run.
+
+    Attributes:
+        speculative: the drafter's answer.
+        autoregressive: the baseline's.
+        comparison: whether their tokens agree.
+        transformers: answer of transformers' ``generate``, where it was measured too.
+    """
+
+    speculative: GenerationTrace
+    autoregressive: GenerationTrace
+    comparison: Comparison
+    transformers: GenerationTrace | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> PromptResult:
+        """The result that :meth:`to_json` wrote."""
+        reference = record["transformers"]
+        return cls(
+            GenerationTrace.from_json(record["speculative"]),
+            GenerationTrace.from_json(record["autoregressive"]),
+            Comparison(**record["comparison"]),
+            GenerationTrace.from_json(reference) if reference else None,
+        )
+
+
+@dataclass(frozen=True)
+class SpeedResult:
+    """A speed evaluation.
+
+    Attributes:
+        prompts: one entry per answered prompt.
+        failed: key of each prompt that could not be read -> why.
+        settings: how it was decoded; plain types.
+    """
+
+    prompts: list[PromptResult]
+    failed: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def merged(cls, parts: Sequence[SpeedResult]) -> SpeedResult:
+        """All ranks' results as one; the settings are the first one's."""
+        failed = {key: why for part in parts for key, why in part.failed.items()}
+        return cls([prompt for part in parts for prompt in part.prompts], failed, parts[0].settings)
+
+    @property
+    def speculative(self) -> list[GenerationTrace]:
+        """The drafter's traces."""
+        return [prompt.speculative for prompt in self.prompts]
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """The numbers of every source, by name, and of all pooled, last.
+
+        Beside those of :data:`fovea.evaluation.metrics.DEFINITIONS`: ``exact_matches`` (share), the counts ``exact``,
+        ``ties`` and ``unexplained``, and ``ar_token_ms``, milliseconds per autoregressive token without the prefill.
+        """
+        sources = sorted({prompt.speculative.source for prompt in self.prompts})
+        deepest = max((r.tree_depth for trace in self.speculative for r in trace.rounds), default=1)
+        metrics = SpeedMetrics(sources, max(1, deepest))
+        for prompt in self.prompts:
+            metrics.update(prompt.speculative, prompt.autoregressive, prompt.transformers)
+        computed = metrics.compute()
+        out = {}
+        for source in sources:
+            own = [prompt for prompt in self.prompts if prompt.speculative.source == source]
+            out[source or "(no source)"] = computed["per_source"][source] | _comparisons(own)
+        out[ALL] = computed["all"] | _comparisons(self.prompts)
+        return out
+
+    def summary(self) -> dict[str, float]:
+        """The headline numbers, pooled over all prompts; those that are undefined are left out."""
+        pooled = self.figures()[ALL]
+        named = {
+            "tau": pooled["tau"],
+            "accepted": pooled["accepted_drafts_per_round"],
+            "speedup": pooled["speedup"],
+            "decode_speedup": pooled["decode_speedup"],
+            "speedup_over_transformers": pooled["speedup_over_transformers"],
+            "exact_matches": pooled["exact_matches"],
+        }
+        return {name: float(value) for name, value in named.items() if value is not None}
+
+    def require_lossless(self) -> None:
+        """Raises:
+        LosslessnessError: an answer differs from the baseline's and no near-tie explains it.
+        """
+        wrong = [prompt for prompt in self.prompts if prompt.comparison.outcome == "unexplained"]
+        if wrong:
+            first = wrong[0]
+            raise LosslessnessError(
+                f"{len(wrong)} of {len(self.prompts)} speculative answers differ from the autoregressive ones without "
+                f"a near-tie of the target's logits, first '{first.speculative.key}': {first.comparison}"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Writes traces and figures into ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / TRACES).open("w", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(prompt.to_json()) + "\n" for prompt in self.prompts)
+        record = {"settings": self.settings, "failed": self.failed, "figures": self.figures()}
+        (folder / EVALUATION).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> SpeedResult:
+        """The result that :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: the folder holds none.
+        """
+        if not (folder / TRACES).is_file():
+            raise FileNotFoundError(f"{folder} holds no {TRACES}; give the folder of a finished evaluation")
+        with (folder / TRACES).open(encoding="utf-8") as stream:
+            prompts = [PromptResult.from_json(json.loads(line)) for line in stream]
+        record = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        return cls(prompts, record["failed"], record["settings"])
+
+
+def _comparisons(prompts: Sequence[PromptResult]) -> dict[str, Any]:
+    outcomes = Counter(prompt.comparison.outcome for prompt in prompts)
+    tokens = sum(len(prompt.autoregressive.tokens) - 1 for prompt in prompts)
+    seconds = sum(prompt.autoregressive.total_s - prompt.autoregressive.prefill_s for prompt in prompts)
+    return {
+        "exact": outcomes["exact"],
+        "ties": outcomes["tie"],
+        "unexplained": outcomes["unexplained"],
+        "exact_matches": outcomes["exact"] / len(prompts) if prompts else None,
+        "ar_token_ms": 1e3 * seconds / tokens if tokens else None,
+    }
