@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import TargetSpec
 
-#: ``attend(layer, queries [B, Q, n, E], keys [B, H, n, E], values [B, H, n, E]) -> [B, Q, n, E]``; it brings the mask and
+#: ``attend(layer, queries [B, Q, n, E], keys [B, H, n, E], values [B, H, n, E]) -> [B, Q, n, E]``; brings the mask and
 #: whatever the rows see beside each other.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 

@@ -1,6 +1,7 @@
 """Memory and correction against the golden vectors, gradients included, and the controls by what defines them."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,25 +56,25 @@ def rms(case: SimpleNamespace, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", CASES)
 def test_golden_vectors(name: str) -> None:
     case, module = golden(name)
-    close = {"rtol": 1e-9, "atol": 1e-12}
+    close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
     memory = module.remember(case.v, case.valid)
-    torch.testing.assert_close(memory.keys[case.valid], case.k[case.valid], **close)
-    torch.testing.assert_close(memory.values[case.valid], case.u[case.valid], **close)
-    torch.testing.assert_close(module.query_of(case.h, case.depth), case.q, **close)
+    close(memory.keys[case.valid], case.k[case.valid])
+    close(memory.values[case.valid], case.u[case.valid])
+    close(module.query_of(case.h, case.depth), case.q)
 
     found = module.retrieve(case.h, case.depth, memory)
     assert torch.equal(found.k, case.K)
     assert torch.equal(found.selected, case.selected)
-    torch.testing.assert_close(found.alpha, case.alpha, **close)
-    torch.testing.assert_close(found.alpha @ memory.values, case.r, **close)
-    torch.testing.assert_close(module.shift_of(case.h, case.r), case.g * case.c, **close)
+    close(found.alpha, case.alpha)
+    close(found.alpha @ memory.values, case.r)
+    close(module.shift_of(case.h, case.r), case.g * case.c)
 
     corrected, _ = module(case.h, case.depth, memory)
-    torch.testing.assert_close(rms(case, corrected), case.h_hat, **close)
-    torch.testing.assert_close(rms(case, corrected) @ case.W_LM.T, case.z, **close)
+    close(rms(case, corrected), case.h_hat)
+    close(rms(case, corrected) @ case.W_LM.T, case.z)
     module.max_depth = 6
     everywhere, _ = module(case.h, case.depth, memory)
-    torch.testing.assert_close(rms(case, everywhere), case.h_hat_all_depths, **close)
+    close(rms(case, everywhere), case.h_hat_all_depths)
 
 
 WITH_GRADIENTS = [n for n in CASES if any(k.startswith("grad_") for k in np.load(GOLDEN / f"{n}.npz"))]
@@ -151,7 +152,7 @@ def control(mode: str, **settings: object) -> EvidenceCorrection:
     torch.manual_seed(0)
     module = EvidenceCorrection(16, 8, depths=3, max_depth=2, config=RetrievalConfig(mode=mode, k=4, **settings))  # pyright: ignore
     torch.nn.init.normal_(module.shift.weight)
-    torch.nn.init.normal_(module.depth_embedding)
+    torch.nn.init.normal_(module.get_parameter("depth_embedding"))
     return module
 
 

@@ -1,6 +1,7 @@
 """Retrieval against the golden vectors and against the formula written out row by row."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,8 @@ def test_golden_vectors(name: str, dtype: torch.dtype) -> None:
     scores = case["scores"].to(dtype)
     if "q" in case:
         scores = case["q"].to(dtype) @ case["k"].to(dtype).T / 4
-    tolerance = {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
+    rtol, atol = (1e-9, 1e-12) if dtype == torch.float64 else (1e-4, 1e-6)
+    close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
 
     got = retrieve(scores, config, valid=case["valid"])
 
@@ -62,9 +64,9 @@ def test_golden_vectors(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(got.k_raw[strict], torch.minimum(case["K_raw"], cap)[strict])
     rows = got.k == case["K"]
     assert torch.equal(got.selected[rows], case["selected"][rows])
-    torch.testing.assert_close(got.alpha[rows], case["alpha"].to(dtype)[rows], **tolerance)
+    close(got.alpha[rows], case["alpha"].to(dtype)[rows])
     memory = VisualMemory(case["u"].to(dtype), case["u"].to(dtype))
-    torch.testing.assert_close((got.alpha @ memory.values)[rows], case["r"].to(dtype)[rows], **tolerance)
+    close((got.alpha @ memory.values)[rows], case["r"].to(dtype)[rows])
     want_ranked = [[i for i in row if i >= 0] for row in case["ranked_index"].tolist()]
     have_ranked = ranked(case["scores"], got.selected)
     assert [r for r, ok in zip(have_ranked, rows, strict=True) if ok] == [

@@ -1,0 +1,118 @@
+"""Drafter checkpoints: round trip, strictness, and refusal of what does not fit."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fovea.drafters.checkpoint import CheckpointError, Teaching, load_drafter, save_drafter, teaching_of
+from fovea.drafters.fovea import FoveaDrafter
+from fovea.targets.base import RopeSpec, TargetSpec
+from fovea.targets.head import TargetHead
+
+TEACHING = Teaching(mid_layers=(1, 2), target_fingerprint="abc")
+
+
+@pytest.fixture
+def saved(tmp_path: Path, make_drafter: Callable[..., FoveaDrafter]) -> tuple[Path, FoveaDrafter]:
+    drafter = make_drafter(num_blocks=1, visual_prefix="topk")
+    save_drafter(tmp_path, drafter, TEACHING)
+    return tmp_path, drafter
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors", "config.json"])
+def test_round_trip(saved: tuple[Path, FoveaDrafter], name: str, spec: TargetSpec, head: TargetHead) -> None:
+    folder, drafter = saved
+    loaded = load_drafter(folder / name, head, spec, teaching=TEACHING)
+    assert loaded.config == drafter.config
+    assert loaded.spec == spec
+    assert loaded.state_dict().keys() == drafter.state_dict().keys()
+    for key, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, drafter.state_dict()[key])
+    assert teaching_of(folder) == TEACHING
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_file_holds_the_drafter_alone(saved: tuple[Path, FoveaDrafter]) -> None:
+    folder, drafter = saved
+    weights = load_file(folder / "model.safetensors")
+    assert sum(t.numel() for t in weights.values()) == sum(p.numel() for p in drafter.parameters())
+
+
+def test_retrieval_numbers_may_be_overridden(
+    saved: tuple[Path, FoveaDrafter], spec: TargetSpec, head: TargetHead
+) -> None:
+    folder, drafter = saved
+    loaded = load_drafter(folder, head, spec, {"retrieval": {"rho": 0.9}, "max_correction_depth": 0})
+    assert loaded.config.retrieval == replace(drafter.config.retrieval, rho=0.9)
+    assert loaded.correction.config.rho == 0.9
+    assert loaded.correction.max_depth == 0
+    with pytest.raises(ValueError, match=r"drafter.retrieval has no setting 'roh'.*rho"):
+        load_drafter(folder, head, spec, {"retrieval": {"roh": 0.9}})
+    with pytest.raises(ValueError, match="rho"):
+        load_drafter(folder, head, spec, {"retrieval": {"rho": 9}})
+
+
+def test_overrides_that_need_other_weights_are_refused(
+    saved: tuple[Path, FoveaDrafter], spec: TargetSpec, head: TargetHead
+) -> None:
+    folder, _ = saved
+    with pytest.raises(CheckpointError, match=r"missing: blocks\.1\."):
+        load_drafter(folder, head, spec, {"num_blocks": 2})
+    with pytest.raises(CheckpointError, match=r"unexpected: correction\.gate"):
+        load_drafter(folder, head, spec, {"use_gate": False})
+    with pytest.raises(CheckpointError, match=r"depth_embedding \(5, 32\) instead of \(7, 32\)"):
+        load_drafter(folder, head, spec, {"depth": 6})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": 64}, "hidden_size 32 is 64"),
+        ({"vocab_size": 62}, "vocab_size 61 is 62"),
+        ({"num_layers": 5}, "num_layers 4 is 5"),
+        ({"rope": RopeSpec(10_000.0)}, "rope"),
+    ],
+)
+def test_another_target_is_refused_by_name(
+    saved: tuple[Path, FoveaDrafter], spec: TargetSpec, head: TargetHead, change: dict, named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        load_drafter(saved[0], head, replace(spec, **change))
+
+
+def test_another_teaching_is_refused_by_name(
+    saved: tuple[Path, FoveaDrafter], spec: TargetSpec, head: TargetHead
+) -> None:
+    with pytest.raises(CheckpointError, match=r"mid_layers \(1, 2\), not \(1, 2, 3\)"):
+        load_drafter(saved[0], head, spec, teaching=Teaching(mid_layers=(1, 2, 3)))
+    with pytest.raises(CheckpointError, match=r"target_fingerprint 'abc', not 'xyz'"):
+        load_drafter(saved[0], head, spec, teaching=Teaching(target_fingerprint="xyz"))
+
+
+def test_weights_that_do_not_fit_are_named(
+    saved: tuple[Path, FoveaDrafter], spec: TargetSpec, head: TargetHead
+) -> None:
+    folder, _ = saved
+    weights = load_file(folder / "model.safetensors")
+    weights["surplus.bias"] = weights.pop("fc.bias")
+    weights["norm.weight"] = torch.ones(5)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing: fc\.bias; unexpected: surplus\.bias; .*norm\.weight \(5,\)"):
+        load_drafter(folder, head, spec)
+
+
+def test_absent_checkpoints_and_unknown_drafters_are_named(
+    saved: tuple[Path, FoveaDrafter], spec: TargetSpec, head: TargetHead, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*config\.json"):
+        load_drafter(tmp_path / "nowhere" / "x", head, spec)
+    folder, _ = saved
+    record = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**record, "drafter": "other"}))
+    with pytest.raises(ValueError, match=r"'other'.*fovea"):
+        load_drafter(folder, head, spec)
