@@ -31,7 +31,7 @@ def acceptance_by_depth(figures: Figures) -> Figure:
             depth, conditional[: len(depth)], "o-", color=BLUE, label="of rounds that accepted k - 1 and drafted a k-th"
         )
         for k, rate in zip(depth, reach, strict=True):
-            axes.text(k, 0.012, f"{100 * rate:.0f}%", ha="center", fontsize=8)
+            axes.text(int(k), 0.012, f"{100 * rate:.0f}%", ha="center", fontsize=8)
         axes.set(title="Acceptance by depth", xlabel="draft depth k (tokens behind the root)", ylabel="share of rounds")
         axes.set_ylim(0, 1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -124,7 +124,7 @@ def round_time(figures: Mapping[str, Figures]) -> Figure:
         token = _column(figures, "ar_token_ms")
         axes.plot(token, rows, "|", color=INK, markersize=15, markeredgewidth=2, label="one autoregressive token")
         for row, total in zip(rows, start, strict=True):
-            axes.text(total, row, f" {total:.1f} ms", va="center", fontsize=8)
+            axes.text(total, int(row), f" {total:.1f} ms", va="center", fontsize=8)
         axes.set(title="Time of a round", xlabel="milliseconds per round", yticks=rows, yticklabels=names)
         axes.set_xlim(0, max(start.max(initial=0), np.nanmax(token, initial=0), 1e-9) * 1.15)
         axes.invert_yaxis()
@@ -181,11 +181,11 @@ def _median(values: np.ndarray) -> str:
     return f"{np.median(values):g}" if len(values) else "-"
 
 
-def _integer_edges(values: np.ndarray) -> np.ndarray:
+def _integer_edges(values: np.ndarray) -> list[float]:
     """Bin edges between integers, at most some 60 bins."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 1)
     step = max(1, -(-(high - low + 1) // 60))
-    return np.arange(low, high + step + 1, step) - 0.5
+    return (np.arange(low, high + step + 1, step) - 0.5).tolist()
 
 
 def _separate_pooled(axes: Axes, names: Sequence[str]) -> None:

@@ -1,0 +1,216 @@
+"""The report of a run: ``report.md`` for people, ``report.json`` for programs, and the figures as PNG.
+
+Everything is computed from what lies in the run's folder, so ``python -m fovea.evaluation.report <run folder>`` makes
+it again from the saved traces.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from fovea.evaluation import plots
+from fovea.evaluation.history import EVALUATIONS, FINAL, TrainingHistory
+from fovea.evaluation.metrics import DEFINITIONS
+from fovea.evaluation.results import ALL, SpeedResult
+from fovea.evaluation.style import save
+from fovea.evaluation.table import COLUMNS, console_table, markdown_table, rows
+
+REPORT, PLOTS, EVIDENCE = "report", "plots", "evidence.png"
+
+#: What the figures mean that are not metrics of :mod:`fovea.evaluation.metrics`.
+_MORE_DEFINITIONS = {
+    "exact": "answers equal to the autoregressive ones, token for token",
+    "ties": "answers that leave them at a near-tie of the target's own half-precision logits",
+    "unexplained": "answers that differ for no such reason; one fails the evaluation",
+    "exact_matches": "exact / samples",
+    "ar_token_ms": "milliseconds per autoregressive token, without the prefill",
+}
+
+
+def write_report(run: Path) -> SpeedResult:
+    """Writes ``report.md``, ``report.json`` and ``plots/`` into the run's folder ``run``.
+
+    It reports the final evaluation, or that of the last epoch if the run ended before. Provenance is taken from
+    ``provenance.json``, if it is there.
+
+    Returns:
+        The result that is reported.
+
+    Raises:
+        FileNotFoundError: the run holds no evaluation.
+    """
+    folder = reported_evaluation(run)
+    result, history = SpeedResult.load(folder), TrainingHistory.read(run)
+    provenance_file = run / "provenance.json"
+    provenance = json.loads(provenance_file.read_text(encoding="utf-8")) if provenance_file.is_file() else {}
+    pictures = {name: save(figure, run / PLOTS / f"{name}.png") for name, figure in _figures(result, history)}
+    if (folder / EVIDENCE).is_file():
+        pictures["evidence"] = folder / EVIDENCE
+    links = {name: path.relative_to(run).as_posix() for name, path in pictures.items()}
+    record = _record(result, history, provenance, folder.relative_to(run).as_posix(), links)
+    (run / f"{REPORT}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (run / f"{REPORT}.md").write_text(_markdown(record), encoding="utf-8")
+    return result
+
+
+def reported_evaluation(run: Path) -> Path:
+    """Folder of the final evaluation of ``run``, or of its last epoch.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
+    epochs = sorted((run / EVALUATIONS).glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
+    found = [folder for folder in (*epochs, run / EVALUATIONS / FINAL) if folder.is_dir()]
+    if not found:
+        raise FileNotFoundError(f"{run} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it")
+    return found[-1]
+
+
+def print_table(result: SpeedResult, console: Console | None = None) -> None:
+    """The short table that ends a run, and what each column means."""
+    console = console or Console()
+    figures, settings = result.figures(), result.settings
+    console.print(console_table(figures, f"{settings['method']} on {settings['target']}, {settings['device']}"))
+    headings = rows(figures)[0]
+    for column in COLUMNS:
+        if column.heading in headings:
+            console.print(f"[dim]{column.heading}: {column.meaning}[/dim]")
+
+
+def _figures(result: SpeedResult, history: TrainingHistory) -> Iterator[tuple[str, Figure]]:
+    """The plots that these results have data for."""
+    figures, settings = result.figures(), result.settings
+    yield "speed_by_family", plots.speed_by_family(figures, settings.get("most_tokens_per_round"))
+    if figures[ALL]["rounds"]:
+        yield "acceptance_by_depth", plots.acceptance_by_depth(figures[ALL])
+        yield "round_time", plots.round_time(figures)
+    if any(r.retrieval for trace in result.speculative for r in trace.rounds):
+        rule = settings.get("retrieval", {})
+        limits = (rule["k_min"], rule["k_max"]) if rule.get("mode") == "mass" else None
+        yield "retrieval_cardinality", plots.retrieval_cardinality(result.speculative, limits)
+    if history.losses or history.evaluations:
+        yield "training_curves", plots.training_curves(history)
+
+
+def _record(
+    result: SpeedResult,
+    history: TrainingHistory,
+    provenance: dict[str, Any],
+    evaluation: str,
+    pictures: dict[str, str],
+) -> dict[str, Any]:
+    return {
+        "evaluation": evaluation,
+        "summary": result.summary(),
+        "figures": result.figures(),
+        "definitions": DEFINITIONS | _MORE_DEFINITIONS,
+        "settings": result.settings,
+        "differences": [str(p.comparison) for p in result.prompts if p.comparison.outcome != "exact"],
+        "failed": result.failed,
+        "epochs": [{"epoch": epoch, **figures} for epoch, figures in history.evaluations],
+        "pictures": pictures,
+        "provenance": provenance,
+    }
+
+
+_PICTURES = {
+    "speed_by_family": "Accept length and speedup per question family.",
+    "acceptance_by_depth": "How deep the target follows the drafts.",
+    "round_time": "Where the time of a draft-verify round goes; the black mark is one autoregressive token.",
+    "retrieval_cardinality": "How much visual evidence the draft nodes retrieved.",
+    "evidence": "The evidence that the root of a draft tree retrieved, at some steps of one answer. "
+    "Darker cells weigh more; cells with an outline were selected.",
+    "training_curves": "The course of the training.",
+}
+
+
+def _markdown(record: dict[str, Any]) -> str:
+    settings, pooled = record["settings"], record["figures"][ALL]
+    table = rows(record["figures"])
+    parts = [
+        f"# {settings['method']} on {settings['target']}",
+        _headline(record),
+        markdown_table(table),
+        "\n".join(f"- **{c.heading}**: {c.meaning}." for c in COLUMNS if c.heading in table[0]),
+        "## Is it lossless?",
+        f"Of {pooled['samples']} answers, {pooled['exact']} equal the autoregressive ones token for token, "
+        f"{pooled['ties']} leave them at a near-tie of the target's own logits, and {pooled['unexplained']} differ "
+        "without an explanation.",
+        _listed(record["differences"]),
+    ]
+    if record["failed"]:
+        parts += [f"Prompts that could not be read, and are in no figure: {len(record['failed'])}."]
+        parts += [_listed([f"`{key}`: {why}" for key, why in record["failed"].items()])]
+    parts += ["## Pictures"]
+    parts += [
+        f"{_PICTURES[name]}\n\n![{name}]({record['pictures'][name]})"
+        for name in _PICTURES
+        if name in record["pictures"]
+    ]
+    if record["epochs"]:
+        headings = ("epoch", "tau", "speedup", "decode_speedup", "exact_matches")
+        course = [[_cell(epoch[name]) for name in headings] for epoch in record["epochs"]]
+        parts += ["## After each epoch", markdown_table([[name.replace("_", " ") for name in headings], *course])]
+    parts += ["## How it was decoded", markdown_table([["setting", "value"], *_flat(settings)], numbers=False)]
+    if record["provenance"]:
+        parts += [
+            "## Where it comes from",
+            markdown_table([["", "value"], *_flat(record["provenance"])], numbers=False),
+        ]
+    parts += [
+        f"All figures with their definitions are in [{REPORT}.json]({REPORT}.json), every answer and every round in "
+        f"`{record['evaluation']}/traces.jsonl`. `python -m fovea.evaluation.report <this folder>` makes this report "
+        "again."
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(record: dict[str, Any]) -> str:
+    settings, pooled = record["settings"], record["figures"][ALL]
+    if pooled["tau"] is None:
+        return "No answer was long enough for a draft-verify round."
+    return (
+        f"The drafter commits **{pooled['tau']:.2f} tokens per round** (tau) and decodes "
+        f"**{pooled['decode_speedup']:.2f} times** as fast as the target alone, **{pooled['speedup']:.2f} times** with "
+        f"image and prompt processing, over {pooled['samples']} answers of at most {settings['max_new_tokens']} tokens "
+        f"({settings['dtype']}, {settings['device']}, batch 1, greedy)."
+    )
+
+
+def _listed(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _cell(value: float | int | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> list[list[str]]:
+    """Rows of dotted names and values."""
+    out = []
+    for name, value in record.items():
+        out += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [[f"{prefix}{name}", f"`{value}`"]]
+    return out
+
+
+def main() -> None:
+    """Makes the report of a run again, from its folder."""
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit("usage: python -m fovea.evaluation.report <run folder>")
+    run = Path(sys.argv[1])
+    try:
+        print_table(write_report(run))
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from None
+    print(f"report in {run / REPORT}.md")
+
+
+if __name__ == "__main__":
+    main()

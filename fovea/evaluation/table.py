@@ -1,0 +1,78 @@
+"""The table of results: one row per question family and one that pools them, for the console and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from fovea.evaluation.results import ALL
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, the figure it shows, how, and what it means."""
+
+    heading: str
+    figure: str
+    form: str
+    meaning: str
+
+
+COLUMNS = (
+    Column("answers", "samples", "{:d}", "prompts answered both ways"),
+    Column("tau", "tau", "{:.2f}", "tokens committed per draft-verify round, bonus token included, pooled over rounds"),
+    Column("accepted drafts", "accepted_drafts_per_round", "{:.2f}", "draft tokens among them, per round"),
+    Column(
+        "speedup",
+        "speedup",
+        "{:.2f}x",
+        "wall-clock of our autoregressive loop / of speculative decoding; image and prompt processing included",
+    ),
+    Column("decode speedup", "decode_speedup", "{:.2f}x", "the same without image and prompt processing"),
+    Column(
+        "vs. transformers",
+        "speedup_over_transformers",
+        "{:.2f}x",
+        "wall-clock of transformers' generate / of speculative decoding, on the prompts measured with both",
+    ),
+    Column("exact matches", "exact_matches", "{:.1%}", "answers equal to the autoregressive ones, token for token"),
+)
+
+
+def rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Heading and one row of text per family; a dash stands for what is undefined. Columns without any value go."""
+    shown = [column for column in COLUMNS if any(own[column.figure] is not None for own in figures.values())]
+    table = [["question family", *(column.heading for column in shown)]]
+    for name, own in figures.items():
+        values = [own[column.figure] for column in shown]
+        cells = ["-" if v is None else c.form.format(v) for c, v in zip(shown, values, strict=True)]
+        table.append([name, *cells])
+    return table
+
+
+def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    """The table for a terminal."""
+    heading, *body = rows(figures)
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(heading):
+        table.add_column(name, justify="right" if number else "left", no_wrap=number == 0)
+    for row in body:
+        if row[0] == ALL:
+            table.add_section()
+        table.add_row(*row, style="bold" if row[0] == ALL else None)
+    return table
+
+
+def markdown_table(table: Sequence[Sequence[str]], numbers: bool = True) -> str:
+    """``table`` in Markdown; the first row is its heading. ``numbers``: all columns but the first stand to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = [numbers and place > 0 for place in range(len(widths))]
+    lines = []
+    for row in table:
+        cells = zip(row, widths, right, strict=True)
+        lines.append("| " + " | ".join(f"{cell:{'>' if r else '<'}{width}}" for cell, width, r in cells) + " |")
+    rules = ["-" * (width + 1) + (":" if r else "-") for width, r in zip(widths, right, strict=True)]
+    return "\n".join([lines[0], "|" + "|".join(rules) + "|", *lines[1:]])
