@@ -1,0 +1,83 @@
+"""All numbers of a job as validated dataclasses, before any model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
+
+from fovea.app.typed import SettingError, build
+from fovea.artifacts.config import ExportConfig
+from fovea.decoding.growth import TreeConfig
+from fovea.drafters.registry import drafter_type
+from fovea.evaluation.speed import SpeedConfig
+from fovea.training.objective import ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The dataclasses of one job.
+
+    Attributes:
+        drafter: numbers of the drafter called ``cfg.drafter.name``.
+        loader: how batches are made; the class is named in ``cfg.data.loader``.
+        target_recipe: how to build the target; None if it is not built here.
+    """
+
+    drafter: Any
+    tree: TreeConfig
+    speed: SpeedConfig
+    objective: ObjectiveConfig
+    export: ExportConfig
+    loader: Any
+    target_recipe: Any
+
+
+def read_settings(cfg: DictConfig) -> Settings:
+    """The settings of ``cfg``.
+
+    Raises:
+        SettingError: for the first value that cannot be used, by name.
+    """
+    drafter = _plain(cfg, "drafter")
+    return Settings(
+        drafter=build(drafter_type(drafter.pop("name")).config_type, drafter, "drafter"),
+        tree=build(TreeConfig, _plain(cfg, "decode.tree"), "decode.tree"),
+        speed=build(SpeedConfig, _plain(cfg, "speed"), "speed"),
+        objective=build(ObjectiveConfig, _plain(cfg, "objective"), "objective"),
+        export=build(ExportConfig, _plain(cfg, "data.export"), "data.export"),
+        loader=build_named(cfg, "data.loader"),
+        target_recipe=build_named(cfg, "model.build"),
+    )
+
+
+def build_named(cfg: DictConfig, where: str) -> Any:
+    """The dataclass that the node at ``where`` names in ``_target_``; None for an empty node."""
+    if OmegaConf.select(cfg, where) is None:
+        return None
+    values = _plain(cfg, where)
+    return build(get_class(values.pop("_target_")), values, where)
+
+
+def require_filled(cfg: DictConfig, *nodes: str) -> None:
+    """Refuses ``nodes`` that need a field which only the user can know and did not give."""
+    for where in nodes:
+        try:
+            node = OmegaConf.select(cfg, where)
+            if isinstance(node, DictConfig):
+                OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+        except (MissingMandatoryValue, InterpolationToMissingValueError) as error:
+            field = str(error).split("Missing mandatory value: ")[-1].split()[0]
+            raise SettingError(f"{field} is not set; give it on the command line: {field}=<path>") from error
+
+
+def _plain(cfg: DictConfig, where: str) -> dict[str, Any]:
+    node = OmegaConf.select(cfg, where)
+    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+    if not isinstance(plain, Mapping):
+        raise SettingError(f"{where} must hold named fields, got {plain!r}")
+    return {str(key): value for key, value in plain.items()}

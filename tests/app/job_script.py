@@ -1,0 +1,36 @@
+"""An entry point over the real settings whose task is cheap: it logs to the trackers and fails for the seed 13."""
+
+from __future__ import annotations
+
+import logging
+
+import hydra
+from omegaconf import DictConfig
+
+from fovea.app import tracking
+from fovea.app.job import run_job
+from fovea.app.launch import CONFIG_DIR, launch
+from fovea.app.typed import SettingError
+
+
+def task(cfg: DictConfig) -> dict[str, float]:
+    loggers = tracking.loggers(cfg)
+    tracking.log_settings(loggers, cfg)
+    for logger in loggers:
+        logger.log_metrics({"tau": float(cfg.seed)}, step=0)
+        logger.save()
+    logging.getLogger("fovea").info("seed %d", cfg.seed)
+    if cfg.seed == 13:
+        raise SettingError("seed is 13; choose a lucky one")
+    if cfg.seed == 14:
+        return {"tau": 1 / 0}
+    return {"tau": float(cfg.seed), "decode_speedup": 2.0}
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    return run_job(cfg, task)
+
+
+if __name__ == "__main__":
+    launch(main, "train")
