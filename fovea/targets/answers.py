@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
+from fovea.targets.padding import pad
 
 if TYPE_CHECKING:
     from fovea.targets.hf import HFTarget
@@ -55,26 +56,18 @@ def _up_to(conversation: Conversation, turn: int) -> Conversation:
 
 @torch.no_grad()
 def _generate(target: HFTarget, batch: Sequence[Encoded], max_new_tokens: int) -> list[list[int]]:
-    """Greedy continuations of prompts that are padded on the left to one width ``T``."""
-    width, device = max(encoded.ids.shape[0] for encoded in batch), target.device
-    ids_BT = torch.zeros((len(batch), width), dtype=torch.int64)
-    positions_ABT = torch.zeros((target.spec.rope.axes, *ids_BT.shape), dtype=torch.int64)
-    is_visual_BT, is_real_BT = (torch.zeros(ids_BT.shape, dtype=torch.bool) for _ in range(2))
-    for row, encoded in enumerate(batch):
-        start = width - encoded.ids.shape[0]
-        ids_BT[row, start:] = encoded.ids
-        positions_ABT[:, row, start:] = encoded.positions
-        is_visual_BT[row, start:] = encoded.is_visual
-        is_real_BT[row, start:] = True
+    """Greedy continuations of ``batch``, each up to and with its first end token."""
+    padded, device = pad(batch, "left", target.device), target.device
     next_B = torch.tensor([encoded.next_position for encoded in batch], device=device)
     eos_ids = torch.tensor(target.spec.eos_ids, device=device)
 
-    visible_B1T = is_real_BT.to(device)[:, None]
+    width = padded.ids.shape[1]
+    visible_B1T = padded.valid[:, None]
     causal_TT = torch.ones(width, width, dtype=torch.bool, device=device).tril()
     cache = DynamicCache()
     hidden_BTD = target.run_layers(
-        target.merge(ids_BT.to(device), is_visual_BT.to(device), target.read_visual(batch)),
-        positions_ABT.to(device),
+        target.merge(padded.ids, padded.is_visual, target.read_visual(batch)),
+        padded.positions,
         _additive(visible_B1T & causal_TT, target.dtype),
         cache=cache,
     )

@@ -26,10 +26,11 @@ from fovea.targets.conversation import Conversation
 from fovea.targets.head import TargetHead
 from fovea.targets.images import open_image
 from fovea.targets.kv_cache import KVCache
-from fovea.targets.mid_states import MidSide, MidStateSelector, check_mid_layers
+from fovea.targets.mid_states import MidSide, MidStateSelector
 from fovea.targets.prompting import ChatPrompt, PromptError
 from fovea.targets.spec import decoder_spec
-from fovea.targets.teacher_batch import TeacherSample, supervised_positions
+from fovea.targets.teacher_batch import TeacherSample
+from fovea.targets.teaching import teach
 
 Grid = tuple[int, int]
 
@@ -184,8 +185,8 @@ class HFTarget:
         """
         if encoded.next_position + max_new_tokens > self.spec.max_positions:
             raise ValueError(
-                f"conversation '{encoded.key}' reaches position {encoded.next_position} and {max_new_tokens} new tokens "
-                f"follow, but the target has {self.spec.max_positions} positions; shorten the prompt or the answer"
+                f"conversation '{encoded.key}' reaches position {encoded.next_position}, {max_new_tokens} new tokens "
+                f"follow, and the target has {self.spec.max_positions} positions; shorten the prompt or the answer"
             )
         tokens = encoded.ids.shape[0]
         capacity = tokens + max_new_tokens + draft_rows
@@ -229,46 +230,14 @@ class HFTarget:
 
     # -- teaching -----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def teach(
         self, batch: Sequence[Encoded], mid_layers: Sequence[int], mid_side: MidSide = "output"
     ) -> list[TeacherSample]:
         """See :meth:`fovea.targets.base.Target.teach`; tensors with a width are on the target's device.
 
-        The batch is padded on the right: behind a causal mask no token sees the padding.
+        ``mid_side`` says which side of the chosen layer is the mid state; "input" is what DREAM's code takes.
         """
-        check_mid_layers(mid_layers, self.spec.num_layers)
-        device, spec = self.device, self.spec
-        lengths = [encoded.ids.shape[0] for encoded in batch]
-        shape = (len(batch), max(lengths))
-        ids_BT = torch.zeros(shape, dtype=torch.int64)
-        positions_ABT = torch.zeros((spec.rope.axes, *shape), dtype=torch.int64)
-        is_visual_BT, supervised_BT = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
-        for row, (encoded, length) in enumerate(zip(batch, lengths, strict=True)):
-            ids_BT[row, :length] = encoded.ids
-            positions_ABT[:, row, :length] = encoded.positions
-            is_visual_BT[row, :length] = encoded.is_visual
-            supervised_BT[row, :length] = supervised_positions(encoded.answer_mask)
-        visual_ND = self.read_visual(batch)
-        embeds_BTD = self.merge(ids_BT.to(device), is_visual_BT.to(device), visual_ND)
-        selector = MidStateSelector(supervised_BT.to(device), mid_layers, mid_side)
-        last_BTD = self.run_layers(embeds_BTD, positions_ABT.to(device), None, selector=selector)
-        mids = selector.states().split(supervised_BT.sum(1).tolist())
-        visuals = visual_ND.split(is_visual_BT.sum(1).tolist())
-        return [
-            TeacherSample(
-                key=encoded.key,
-                ids=encoded.ids,
-                positions=encoded.positions,
-                answer_mask=encoded.answer_mask,
-                is_visual=encoded.is_visual,
-                last=last_BTD[row, :length].clone(),
-                mid=mid.clone(),
-                visual=visual.clone(),
-                grids=encoded.grids,
-            )
-            for row, (encoded, length, mid, visual) in enumerate(zip(batch, lengths, mids, visuals, strict=True))
-        ]
+        return teach(self, batch, mid_layers, mid_side)
 
     def answer(
         self, conversations: Sequence[Conversation], max_new_tokens: int, batch_size: int

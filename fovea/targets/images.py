@@ -75,6 +75,6 @@ def _scale_16_bit(image: Image.Image, name: str) -> Image.Image:
     pixels = np.asarray(image)
     if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
         raise BrokenImageError(
-            f"{name} holds numbers from {pixels.min()} to {pixels.max()}, a range without a meaning; convert it to 8 bit"
+            f"{name} holds pixels from {pixels.min()} to {pixels.max()}, an unknown range; convert it to 8 bit"
         )
     return Image.fromarray(np.round(pixels / 257).astype(np.uint8))

@@ -60,36 +60,40 @@ class ChatPrompt:
             PromptError: unknown role or part, video, control tokens in a text, other number of images or answers
                 than turns ask for, nothing to read, or a template that drops what it was given.
         """
-        turns = self._checked(conversation)
+        messages = conversation.messages
+        if answers is not None:
+            messages = _with_answers(messages, len(answers), conversation.key)
+        turns = self._checked(conversation, messages)
+        segments = [self._tokenize(text, first=not at) for at, text in enumerate(self._segments(turns, conversation))]
         if answers is None:
-            given = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-            texts = [self._text(content) for content in given]
-            encoded = [self._tokenize(text) for text in texts]
-            closed = [True] * len(encoded)
+            texts = [self._text(turn["content"]) for turn in turns if turn["role"] == "assistant"]
+            filled = [(self._tokenize(text), True) for text in texts]
         else:
-            turns = _with_answers(turns, len(answers), conversation.key)
-            encoded, closed = [list(answer) for answer in answers], [False] * len(answers)
-        segments = self._segments(turns, conversation)
+            ends = [segment[0] if segment else None for segment in segments[1:]]
+            filled = [self._open(list(answer), end) for answer, end in zip(answers, ends, strict=True)]
 
-        ids: list[int] = self._tokenize(segments[0], first=True)
-        mask = [False] * len(ids)
-        for answer, by_template, segment in zip(encoded, closed, segments[1:], strict=True):
-            following = self._tokenize(segment)
-            end = following[0] if following and following[0] in self._eos_ids else None
-            if not by_template and answer and answer[-1] in self._eos_ids:
-                # The end token the target chose is the template's own, or it leaves no trace in the conversation.
-                by_template = answer[-1] == end
-                answer = answer[:-1]
-            ids += answer + following
-            mask += [True] * len(answer) + [by_template and end is not None] + [False] * (len(following) - 1)
+        ids, mask = list(segments[0]), [False] * len(segments[0])
+        for (answer, closed), segment in zip(filled, segments[1:], strict=True):
+            is_end = closed and bool(segment) and segment[0] in self._eos_ids
+            ids += answer + segment
+            mask += [True] * len(answer) + [is_end and not place for place in range(len(segment))]
         return PromptTokens(ids, mask)
+
+    def _open(self, answer: list[int], end: int | None) -> tuple[list[int], bool]:
+        """A given answer without its end token, and whether that was ``end``, which the template writes itself.
+
+        Another end token leaves no trace in the conversation, just as in a chat.
+        """
+        if answer and answer[-1] in self._eos_ids:
+            return answer[:-1], answer[-1] == end
+        return answer, False
 
     # -- what is refused ----------------------------------------------------------------------------------------
 
-    def _checked(self, conversation: Conversation) -> list[dict[str, Any]]:
+    def _checked(self, conversation: Conversation, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The turns with their contents as lists of parts; refuses what no template could render right."""
         key, turns, images, seen = conversation.key, [], 0, False
-        for number, message in enumerate(conversation.messages, 1):
+        for number, message in enumerate(messages, 1):
             role, content = message["role"], message["content"]
             if role not in _ROLES:
                 raise PromptError(
@@ -179,19 +183,19 @@ class ChatPrompt:
         return list(self._tokenizer(text, add_special_tokens=add)["input_ids"])
 
 
-def _with_answers(turns: list[dict[str, Any]], count: int, key: str) -> list[dict[str, Any]]:
-    """The turns with an empty assistant turn behind each of the first ``count`` user turns, and no other."""
-    asked = sum(turn["role"] == "user" for turn in turns)
+def _with_answers(messages: list[dict[str, Any]], count: int, key: str) -> list[dict[str, Any]]:
+    """The messages with an empty assistant turn behind each of the first ``count`` user turns, and no other."""
+    asked = sum(message["role"] == "user" for message in messages)
     if count not in (asked, asked - 1):
         raise PromptError(
             f"conversation '{key}' has {asked} user turns; give {asked} or {asked - 1} answers, not {count}"
         )
     out: list[dict[str, Any]] = []
-    for turn in turns:
-        if turn["role"] == "assistant":
+    for message in messages:
+        if message["role"] == "assistant":
             continue
-        out.append(turn)
-        if turn["role"] == "user" and count:
-            out.append({"role": "assistant", "content": []})
+        out.append(message)
+        if message["role"] == "user" and count:
+            out.append({"role": "assistant", "content": ""})
             count -= 1
     return out

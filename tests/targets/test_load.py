@@ -1,0 +1,213 @@
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+
+from fovea.targets.checkpoint import CheckpointError
+from fovea.targets.load import load_head, load_spec, load_target, resolve_checkpoint, weights_fingerprint
+from fovea.targets.spec import UnsupportedTargetError
+
+
+@pytest.fixture
+def folder(small_target_path: Path, tmp_path: Path) -> Path:
+    """A copy of the small checkpoint to spoil."""
+    return Path(shutil.copytree(small_target_path, tmp_path / "target"))
+
+
+def edit(file: Path, **changes) -> None:
+    config = json.loads(file.read_text())
+    for name, value in changes.items():
+        place, _, leaf = name.rpartition("__")
+        (config[place] if place else config)[leaf] = value
+    file.write_text(json.dumps(config))
+
+
+def as_shards(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {f"model-{number + 1:05}-of-00003.safetensors": names[number::3] for number in range(3)}
+    for file, kept in parts.items():
+        save_file({name: tensors[name] for name in kept}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, kept in parts.items() for name in kept}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").unlink()
+
+
+def as_bin(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def as_old_names(folder: Path) -> None:
+    """The names that the published Qwen2.5-VL checkpoints use."""
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("language_model.", "").replace("model.visual.", "visual."): t for name, t in tensors.items()
+    }
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("layout", [lambda folder: None, as_shards, as_bin, as_old_names])
+def test_every_layout_of_a_checkpoint_gives_the_same_head(small_target, folder: Path, layout) -> None:
+    layout(folder)
+    head, whole = load_head(folder, dtype=torch.float32), load_target(folder).head
+    for name in ("embedding", "lm_head_weight", "norm_weight"):
+        assert torch.equal(getattr(head, name), getattr(small_target.head, name))
+        assert torch.equal(getattr(whole, name), getattr(small_target.head, name))
+    assert load_head(folder, dtype=torch.bfloat16).lm_head_weight.dtype == torch.bfloat16
+
+
+def test_a_tied_head_is_the_embedding(folder: Path) -> None:
+    edit(folder / "config.json", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    head = load_head(folder, dtype=torch.float32)
+    assert head.lm_head_weight is head.embedding
+    assert head.to("cpu", torch.float64).lm_head_weight.dtype == torch.float64
+    assert torch.equal(load_target(folder).head.lm_head_weight, head.embedding)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "embed_tokens.weight", "norm.weight"])
+def test_a_missing_tensor_is_never_made_up(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    kept = {key: t for key, t in tensors.items() if not key.endswith(name)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds no (LM head|input embedding|final norm weight)"):
+        load_head(folder, dtype=torch.float32)
+
+
+def test_the_spec_needs_no_weights(small_target, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    spec = load_spec(folder)
+    assert spec == small_target.spec
+    assert (spec.num_layers, spec.head_dim, spec.rope.axes, spec.qkv_bias) == (4, 16, 3, True)
+    assert spec.eos_ids == tuple(small_target.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    assert small_target.image_token_id in spec.placeholder_ids
+
+
+def test_end_tokens_come_from_the_configuration_without_a_generation_config(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    (end,) = load_spec(folder).eos_ids
+    assert end == json.loads((folder / "config.json").read_text())["text_config"]["eos_token_id"]
+    edit(folder / "config.json", text_config__eos_token_id=None)
+    with pytest.raises(ValueError, match=r"names no end token"):
+        load_spec(folder)
+
+
+def test_generation_settings_are_set_aside_and_said(folder: Path, caplog) -> None:
+    with caplog.at_level(logging.INFO, logger="fovea.targets.load"):
+        target = load_target(folder)
+    assert "set aside in all loops: repetition_penalty" in caplog.text
+    assert target.model.generation_config.repetition_penalty in (None, 1.0)
+    assert target.model.generation_config.eos_token_id == list(target.spec.eos_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are Qwen2_5_VLForConditionalGeneration"),
+        ({"text_config__layer_types": ["sliding_attention"] * 4}, "sliding_attention.*use_sliding_window=false"),
+        ({"text_config__rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+    ],
+)
+def test_targets_that_cannot_be_decoded_losslessly_are_refused(folder: Path, changes, message) -> None:
+    edit(folder / "config.json", **changes)
+    with pytest.raises(UnsupportedTargetError, match=message):
+        load_spec(folder)
+    with pytest.raises(UnsupportedTargetError, match=message):
+        load_target(folder)
+
+
+def test_attention_without_a_tree_mask_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"'flash_attention_2' takes no tree mask; use 'sdpa'"):
+        load_target(folder, attn_implementation="flash_attention_2")
+
+
+def test_half_precision_is_that_of_weights_cache_and_states(small_target_path, small_conversations) -> None:
+    target = load_target(small_target_path, dtype=torch.bfloat16)
+    encoded = target.encode(small_conversations[0])
+    state, prefill = target.prefill(encoded, 4, draft_rows=4)
+    hidden = target.extend(state, torch.tensor([9, 8]), state.text_positions(torch.tensor([0, 1])))
+    dtypes = {target.dtype, state.cache.buffer.dtype, prefill.hidden.dtype, prefill.visual.dtype, hidden.dtype}
+    assert dtypes == {torch.bfloat16}
+    (sample,) = target.teach([encoded], [1])
+    assert sample.mid.dtype == torch.bfloat16
+
+
+def test_a_local_folder_is_taken_as_it_is(small_target_path: Path) -> None:
+    assert resolve_checkpoint(str(small_target_path), "some/model") == small_target_path
+
+
+def test_what_is_missing_is_said_in_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no folder .*model.path=<folder>"):
+        resolve_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is named.*model.path=<folder>"):
+        resolve_checkpoint(None)
+    as_shards(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks 1 of its 3 weight files, model-00002-of-00003.safetensors"):
+        resolve_checkpoint(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no weights.*model.path=<folder>"):
+        resolve_checkpoint(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no config.json; point model.path"):
+        resolve_checkpoint(folder)
+
+
+def test_the_hub_is_asked_on_request_only(folder: Path, monkeypatch) -> None:
+    asked: list[bool] = []
+
+    def snapshot(hub_id: str, revision: str | None, local_files_only: bool) -> str:
+        asked.append(local_files_only)
+        return str(folder)
+
+    monkeypatch.setattr("fovea.targets.checkpoint.snapshot_download", snapshot)
+    assert resolve_checkpoint(None, "some/model", "abc") == folder
+    assert resolve_checkpoint(None, "some/model", "abc", download=True) == folder
+    assert asked == [True, False]
+
+
+def test_a_model_that_is_not_at_hand_is_named_with_its_revision(monkeypatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    named = r"the weights of nobody/nothing at revision abc .*model.path=<folder>"
+    for download, what in ((False, r"are not in the local hub cache.*model.download=true"), (True, "be downloaded")):
+        with pytest.raises(CheckpointError, match=named) as error:
+            resolve_checkpoint(None, "nobody/nothing", "abc", download=download)
+        assert re.search(what, str(error.value))
+        assert "\n" not in str(error.value)
+
+
+def test_the_fingerprint_follows_the_weights(folder: Path, monkeypatch) -> None:
+    before = weights_fingerprint(folder)
+    assert before == weights_fingerprint(folder)
+    (folder / "README.md").write_text("words")
+    assert weights_fingerprint(folder) == before
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert weights_fingerprint(folder) != before
+
+
+def test_large_files_are_sampled(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fovea.targets.checkpoint._WHOLE_FILE", 64)
+    monkeypatch.setattr("fovea.targets.checkpoint._BLOCK", 8)
+    monkeypatch.setattr("fovea.targets.checkpoint._STRIDE", 32)
+    content = bytearray(range(128))
+    file = tmp_path / "model.safetensors"
+    prints = []
+    for place in (None, 33, 20):
+        changed = bytearray(content)
+        if place is not None:
+            changed[place] ^= 1
+        file.write_bytes(changed)
+        prints.append(weights_fingerprint(tmp_path))
+    assert prints[1] != prints[0]
+    assert prints[2] == prints[0]

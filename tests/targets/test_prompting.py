@@ -1,0 +1,179 @@
+import dataclasses
+
+import pytest
+import torch
+
+from fovea.targets.conversation import Conversation
+from fovea.targets.prompting import ChatPrompt, PromptError
+
+
+def by_processor(target, conversation: Conversation) -> torch.Tensor:
+    """What the processor makes of the whole conversation, prompt or not."""
+    text = target.processor.apply_chat_template(
+        conversation.messages,
+        tokenize=False,
+        add_generation_prompt=conversation.messages[-1]["role"] == "user",
+    )
+    images = list(conversation.images) or None
+    return target.processor(text=[text], images=images, return_tensors="pt")
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_ids_and_pictures_equal_the_processors(small_target, small_conversations, index) -> None:
+    conversation = small_conversations[index]
+    encoded, expected = small_target.encode(conversation), by_processor(small_target, conversation)
+    assert encoded.ids.tolist() == expected["input_ids"][0].tolist()
+    assert encoded.is_visual.tolist() == expected["mm_token_type_ids"][0].bool().tolist()
+    for name, value in encoded.vision.items():
+        assert torch.equal(value, expected[name])
+    assert encoded.image_sizes == tuple(image.size for image in conversation.images)
+    assert sum(rows * columns for rows, columns in encoded.grids) == int(encoded.is_visual.sum())
+
+
+def test_the_mask_covers_answers_and_their_end_tokens(small_target, small_conversations) -> None:
+    decoded = {}
+    for conversation in small_conversations:
+        encoded = small_target.encode(conversation)
+        decoded[conversation.key] = small_target.tokenizer.decode(encoded.ids[encoded.answer_mask])
+    assert decoded["image"] == "a red square<|im_end|>"
+    assert decoded["turns"] == "a circle<|im_end|>red<|im_end|>the blue square<|im_end|>"
+    assert decoded["prompt"] == ""
+
+
+def test_a_system_turn_and_plain_strings_are_read(small_target) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    conversation = Conversation("plain", messages)
+    encoded = small_target.encode(conversation)
+    assert encoded.ids.tolist() == by_processor(small_target, conversation)["input_ids"][0].tolist()
+
+
+def test_given_ids_stand_as_they_are(small_target, small_conversations) -> None:
+    tokenizer = small_target.tokenizer
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    apart = [tokenizer.convert_tokens_to_ids(letter) for letter in "red"]  # not how the tokenizer writes it
+    assert tokenizer("red")["input_ids"] != apart
+    conversation = small_conversations[6]
+    encoded = small_target.encode(conversation, [[*apart, end], [20, 21], [30, end]])
+    assert encoded.ids[encoded.answer_mask].tolist() == [*apart, end, 20, 21, 30, end]
+    # The cut answer is closed by the template all the same, and that end token is not the target's.
+    after = encoded.answer_mask.nonzero().squeeze(-1)[5] + 1
+    assert encoded.ids[after] == end
+    assert not encoded.answer_mask[after]
+
+
+def test_another_end_token_leaves_no_trace(small_target, small_conversations) -> None:
+    other = small_target.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    encoded = small_target.encode(small_conversations[0], [[20, 21, other]])
+    assert encoded.ids[encoded.answer_mask].tolist() == [20, 21]
+    assert other not in encoded.ids.tolist()
+
+
+def test_a_placeholder_in_an_answer_is_a_token_like_any_other(small_target, small_conversations) -> None:
+    place = small_target.image_token_id
+    encoded = small_target.encode(small_conversations[0], [[place, 20]])
+    assert encoded.ids[encoded.answer_mask].tolist() == [place, 20]
+    assert not (encoded.is_visual & encoded.answer_mask).any()
+    assert int(encoded.is_visual.sum()) == 12
+
+
+def test_fewer_answers_make_a_prompt_of_the_next_turn(small_target, small_conversations) -> None:
+    prompt, conversation = small_conversations[7], small_conversations[6]
+    assert torch.equal(small_target.encode(prompt, []).ids, small_target.encode(prompt).ids)
+    asked = small_target.encode(conversation, [[20], [21]])
+    assert small_target.tokenizer.decode(asked.ids[-2:]).endswith("\n")
+    assert asked.ids[asked.answer_mask].tolist() == [20, 21]
+    with pytest.raises(PromptError, match="'turns' has 3 user turns; give 3 or 2 answers, not 1"):
+        small_target.encode(conversation, [[20]])
+
+
+USER = {"role": "user", "content": "hi"}
+PICTURE = {"role": "user", "content": [{"type": "image"}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "tool", "content": "x"}], "turn 1: unknown role 'tool'; use system, user, assistant"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "video is not supported"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], "unknown part 'audio'"),
+        ([{"role": "user", "content": "see <|image_pad|>"}], r"holds '<\|image_pad\|>'"),
+        ([USER, {"role": "assistant", "content": "a<|im_end|>b"}], r"turn 2: the text holds '<\|im_end\|>'"),
+        ([], "nothing to ask"),
+        ([{"role": "user", "content": " "}], "nothing to ask"),
+        ([{"role": "assistant", "content": "hello"}], "nothing to ask"),
+        ([PICTURE], "0 images and 1 image parts"),
+    ],
+)
+def test_what_no_template_could_render_is_refused(small_target, messages, message) -> None:
+    with pytest.raises(PromptError, match=message) as error:
+        small_target.encode(Conversation("bad", messages))
+    assert "'bad'" in str(error.value)
+
+
+def test_more_pictures_than_parts_are_refused(small_target, small_conversations) -> None:
+    one = small_conversations[0]
+    with pytest.raises(PromptError, match="has 2 images and 1 image parts"):
+        small_target.encode(dataclasses.replace(one, images=one.images * 2))
+
+
+def test_what_the_image_processor_refuses_names_the_conversation(small_target, small_conversations) -> None:
+    one = small_conversations[0]
+    sliver = one.images[0].resize((900, 2))
+    with pytest.raises(PromptError, match=r"conversation 'image': the image processor says: .*aspect ratio"):
+        small_target.encode(dataclasses.replace(one, images=(sliver,)))
+
+
+class Renderer:
+    """A stand-in for a processor: renders a template and nothing else."""
+
+    def __init__(self, tokenizer, chat_template: str | None) -> None:
+        self.tokenizer, self.chat_template = tokenizer, chat_template
+
+    def apply_chat_template(self, messages, **options):
+        return self.tokenizer.apply_chat_template(messages, **options)
+
+
+def test_the_tokenizers_template_serves_a_processor_without_one(small_target) -> None:
+    tokenizer = small_target.tokenizer
+    prompt = ChatPrompt(Renderer(tokenizer, None), tokenizer, image_token="<|image_pad|>", eos_ids=(2,))
+    conversation = Conversation("x", [USER])
+    assert prompt.tokens(conversation).ids == small_target.prompt.tokens(conversation).ids
+
+
+def test_a_missing_template_is_named(small_target) -> None:
+    class Bare:
+        all_special_tokens = ()
+
+    with pytest.raises(PromptError, match="no chat template"):
+        ChatPrompt(Bare(), Bare(), image_token=None, eos_ids=(2,))
+
+
+@pytest.mark.parametrize("template", ["", "{{ 'fixed' }}", "{% for m in messages %}{{ m['role'] }}{% endfor %}"])
+def test_a_template_that_drops_the_question_is_refused(small_target, template) -> None:
+    tokenizer = small_target.tokenizer
+    renderer = Renderer(tokenizer, template or "{# nothing #}")
+    prompt = ChatPrompt(renderer, tokenizer, image_token="<|image_pad|>", eos_ids=(2,))
+    with pytest.raises(PromptError, match="template of the checkpoint loses the text 'hi'"):
+        prompt.tokens(Conversation("x", [USER]))
+
+
+def test_a_text_that_looks_like_the_marker_is_kept(small_target) -> None:
+    turns = [{"role": "user", "content": "say [answer-goes-here]"}, {"role": "assistant", "content": "ok"}]
+    encoded = small_target.encode(Conversation("x", turns))
+    assert "[answer-goes-here]" in small_target.tokenizer.decode(encoded.ids)
+    assert small_target.tokenizer.decode(encoded.ids[encoded.answer_mask]) == "ok<|im_end|>"
+
+
+def test_text_only_models_take_strings_and_no_pictures(small_target, small_conversations) -> None:
+    tokenizer = small_target.tokenizer
+    template = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    prompt = ChatPrompt(Renderer(tokenizer, template), tokenizer, image_token=None, eos_ids=(2,))
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    tokens = prompt.tokens(Conversation("x", [{"role": "user", "content": parts}]))
+    assert tokenizer.decode(tokens.ids) == "<|im_start|>ab<|im_end|>"
+    with pytest.raises(PromptError, match="reads text only"):
+        prompt.tokens(small_conversations[0])
