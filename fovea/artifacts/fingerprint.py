@@ -13,7 +13,7 @@ from typing import Any
 
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import FingerprintMismatchError
-from fovea.targets.load import weights_fingerprint
+from fovea.targets.checkpoint import weights_fingerprint
 
 logger = logging.getLogger(__name__)
 

@@ -103,7 +103,7 @@ def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -
 def _store_states(states: Tensor, name: str, key: str, dtype: StoredDtype) -> dict[str, Tensor]:
     if dtype == "fp8":
         scale = states.float().abs().amax(dim=-1, keepdim=True) / _FP8_MAX
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        scale = torch.where(scale == 0, torch.ones_like(scale), scale)
         stored = (states.float() / scale).to(torch.float8_e4m3fn)
         result, finite = {name: stored, f"{name}.scale": scale}, torch.isfinite(scale)
     else:

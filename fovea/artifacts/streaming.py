@@ -24,7 +24,7 @@ from webdataset.gopen import gopen
 from webdataset.pipeline import DataPipeline
 from webdataset.shardlists import SimpleShardList, split_by_node, split_by_worker
 from webdataset.tariterators import group_by_keys, tar_file_expander
-from webdataset.utils import pytorch_worker_info
+from webdataset.utils import enforce_security, pytorch_worker_info
 
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.manifest import MANIFEST, Manifest, ShardEntry
@@ -45,10 +45,12 @@ def is_remote(location: str) -> bool:
 def open_location(location: str, name: str) -> BinaryIO:
     """The file ``name`` at ``location``: a folder, a URL, or a command ``pipe:... {name} ...``.
 
-    URLs and pipes are opened by webdataset, which refuses pipes if the environment sets WDS_SECURE=1.
+    As everywhere in webdataset, WDS_SECURE=1 in the environment forbids pipes.
     """
     if not is_remote(location):
         return (Path(location) / name).open("rb")
+    if location.startswith("pipe:") and enforce_security:
+        raise ArtifactError(f"WDS_SECURE=1 in the environment forbids commands ({location}); give a folder or URL")
     if location.startswith("pipe:") and "{name}" not in location:
         raise ArtifactError(f"'{location}' reads no particular file; write {{name}} where the name of a shard belongs")
     opened = gopen(location.replace("{name}", name) if "{name}" in location else f"{location.rstrip('/')}/{name}")
@@ -168,7 +170,10 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
                     entry = shard.samples[found] if found < len(shard.samples) else None
                     if entry is None:
                         raise ArtifactError(f"{where} has more samples than the {found} of the manifest")
-                    sample = _decode(members, where)
+                    if META not in members or TENSORS not in members:
+                        lacking = f" (sample '{members['__key__']}' lacks {META} or {TENSORS})"
+                        raise ArtifactError(_broken(where, found, shard, lacking))
+                    sample = _decode(members)
                     check_entry(sample, entry, where)
                     found += 1
                     yield sample
@@ -208,13 +213,11 @@ def _tar_members(stream: BinaryIO, name: str) -> Iterable[dict[str, Any]]:
     return tar_file_expander([{"url": name, "stream": stream}])
 
 
-def _decode(members: dict[str, Any], where: str) -> TeacherSample:
-    if META not in members or TENSORS not in members:
-        raise ArtifactError(f"{where}: sample '{members['__key__']}' lacks {META} or {TENSORS}; not one of our shards")
+def _decode(members: dict[str, Any]) -> TeacherSample:
     # bytearray: a tensor over bytes would claim to be writable.
     data = torch.frombuffer(bytearray(members[TENSORS]), dtype=torch.uint8)
     return decode_sample(members[META], data)[0]
 
 
 def _broken(where: str, found: int, shard: ShardEntry, why: str) -> str:
-    return f"{where} is cut or damaged: {found} whole samples of {len(shard.samples)} in the manifest{why}"
+    return f"{where} is cut, damaged or not ours: {found} of its {len(shard.samples)} samples could be read{why}"
