@@ -18,11 +18,11 @@ from rich.console import Console
 from fovea.evaluation import plots
 from fovea.evaluation.history import EVALUATIONS, FINAL, TrainingHistory
 from fovea.evaluation.metrics import DEFINITIONS
-from fovea.evaluation.results import ALL, SpeedResult
+from fovea.evaluation.results import ALL, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
 from fovea.evaluation.table import COLUMNS, console_table, markdown_table, rows
 
-REPORT, PLOTS, EVIDENCE = "report", "plots", "evidence.png"
+REPORT, PLOTS = "report", "plots"
 
 #: What the figures mean that are not metrics of :mod:`fovea.evaluation.metrics`.
 _MORE_DEFINITIONS = {

@@ -1,7 +1,7 @@
 """What a speed evaluation leaves behind: every prompt's answers as traces, and the figures computed from them.
 
 A folder holds ``traces.jsonl``, one prompt per line, and ``evaluation.json`` with settings, prompts that failed, and
-the figures; the traces alone give the figures again.
+the figures, and mostly ``evidence.png``; the traces alone give the figures again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.metrics import SpeedMetrics
 
-TRACES, EVALUATION = "traces.jsonl", "evaluation.json"
+TRACES, EVALUATION, EVIDENCE = "traces.jsonl", "evaluation.json", "evidence.png"
 #: Name of the row that pools all families.
 ALL = "all"
 

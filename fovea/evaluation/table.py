@@ -67,7 +67,7 @@ def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table
 
 
 def markdown_table(table: Sequence[Sequence[str]], numbers: bool = True) -> str:
-    """``table`` in Markdown; the first row is its heading. ``numbers``: all columns but the first stand to the right."""
+    """``table`` in Markdown; its first row is the heading. ``numbers`` puts all columns but the first to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     right = [numbers and place > 0 for place in range(len(widths))]
     lines = []
