@@ -35,8 +35,10 @@ def generate_transformers(
     cap = token_cap(target.spec, encoded, max_new_tokens)
     eos_ids = target.spec.eos_ids if eos_ids is None else eos_ids
     trace = GenerationTrace.of(encoded, method, source)
+    # Without end tokens an id that no row of the head has: transformers takes None for the model's own.
+    ends = list(eos_ids) or [target.spec.vocab_size]
     settings = GenerationConfig(
-        max_new_tokens=cap, do_sample=False, eos_token_id=list(eos_ids) or None, pad_token_id=target.spec.eos_ids[0]
+        max_new_tokens=cap, do_sample=False, eos_token_id=ends, pad_token_id=target.spec.eos_ids[0]
     )
     model: Any = target.model
     meter = Meter(target.device)
