@@ -67,6 +67,7 @@ def inherit(cfg: DictConfig, run: Path, typed: CommandLine, nodes: Iterable[str]
         for node in nodes:
             if node not in typed.groups and node in saved:
                 merged[node] = saved[node]
+        merged.paths.cache = saved.paths.cache  # where that run's target is
     for key, value in typed.values.items():
         OmegaConf.update(merged, key, value)
     return merged

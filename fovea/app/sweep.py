@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +12,16 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from fovea.app.job import OUTCOME
+from fovea.app.outcome import FILE, Outcome
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep: its folder's name, its overrides by field, how it ended, and its metrics."""
+    """One job of a sweep: its folder's name, its overridden fields, and how it ended."""
 
     name: str
-    overrides: dict[str, str]
-    status: str
-    metrics: dict[str, float]
-    error: str = ""
+    fields: dict[str, str]
+    outcome: Outcome
 
 
 class SweepSummary(Callback):
@@ -38,19 +35,21 @@ class SweepSummary(Callback):
         self.metrics = list(metrics)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        from fovea.evaluation.table import markdown_table  # brings torch in, which --help can do without
+
         folder = Path(config.hydra.sweep.dir)
         swept = [str(override).split("=", 1)[0] for override in config.hydra.overrides.task]
         jobs = read_jobs(folder)
         rows = table(jobs, varying(jobs, swept), self.metrics)
         with (folder / "summary.csv").open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows(rows)
-        text = markdown(rows)
+        text = markdown_table(rows) + "\n"
         (folder / "summary.md").write_text(text, encoding="utf-8")
         plot(jobs, varying(jobs, swept), self.metrics[:2], folder / "summary.png")
-        failed = [job for job in jobs if job.status != "completed"]
+        failed = [job for job in jobs if job.outcome.status != "completed"]
         print(f"\n{text}\n{len(jobs) - len(failed)} of {len(jobs)} jobs completed; summary in {folder}")
         for job in failed:
-            print(f"job {job.name} {job.status}: {job.error} (traceback in {folder / job.name})")
+            print(f"job {job.name} {job.outcome.status}: {job.outcome.error} (traceback in {folder / job.name})")
         if failed:
             sys.stdout.flush()
             raise SystemExit(1)
@@ -58,36 +57,25 @@ class SweepSummary(Callback):
 
 def read_jobs(folder: Path) -> list[Job]:
     """The jobs of the sweep in ``folder``, in their order."""
-    jobs = []
-    for path in sorted(folder.glob(f"*/{OUTCOME}"), key=lambda p: (len(p.parent.name), p.parent.name)):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        overrides = dict(override.split("=", 1) for override in record["overrides"])
-        jobs.append(Job(path.parent.name, overrides, record["status"], record["metrics"], record.get("error", "")))
-    return jobs
+    folders = sorted((path.parent for path in folder.glob(f"*/{FILE}")), key=lambda path: (len(path.name), path.name))
+    outcomes = [Outcome.read(path) for path in folders]
+    return [Job(path.name, outcome.fields(), outcome) for path, outcome in zip(folders, outcomes, strict=True)]
 
 
 def varying(jobs: Sequence[Job], fields: Sequence[str]) -> list[str]:
     """Those of ``fields`` that differ between jobs; all of them if none does."""
-    return [f for f in fields if len({job.overrides.get(f) for job in jobs}) > 1] or list(fields)
+    return [f for f in fields if len({job.fields.get(f) for job in jobs}) > 1] or list(fields)
 
 
 def table(jobs: Sequence[Job], fields: Sequence[str], metrics: Sequence[str]) -> list[list[str]]:
-    """Header and one row per job."""
-    measured = [name for name in metrics if any(name in job.metrics for job in jobs)]
+    """Heading and one row per job."""
+    measured = [name for name in metrics if any(name in job.outcome.metrics for job in jobs)]
     rows = [["job", *fields, "status", *measured]]
     for job in jobs:
-        values = [f"{job.metrics[name]:.4g}" if name in job.metrics else "" for name in measured]
-        rows.append([job.name, *(job.overrides.get(f, "") for f in fields), job.status, *values])
+        found = job.outcome.metrics
+        values = [f"{found[name]:.4g}" if name in found else "" for name in measured]
+        rows.append([job.name, *(job.fields.get(f, "") for f in fields), job.outcome.status, *values])
     return rows
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """``rows`` as an aligned Markdown table; the first row is the header."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in padded]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines) + "\n"
 
 
 def plot(jobs: Sequence[Job], fields: Sequence[str], metrics: Sequence[str], path: Path) -> None:
@@ -97,13 +85,13 @@ def plot(jobs: Sequence[Job], fields: Sequence[str], metrics: Sequence[str], pat
     """
     from matplotlib.figure import Figure
 
-    completed = [job for job in jobs if job.status == "completed"]
+    completed = [job for job in jobs if job.outcome.status == "completed"]
     axis = max((f for f in fields if _numeric(completed, f)), key=lambda f: _count(completed, f), default=None)
     figure = Figure(figsize=(5 * len(metrics), 3.6), layout="constrained")
     for panel, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
-        measured = [job for job in completed if metric in job.metrics]
+        measured = [job for job in completed if metric in job.outcome.metrics]
         for label, group in _lines(measured, [f for f in fields if f != axis], axis).items():
-            values = [job.metrics[metric] for _, job in group]
+            values = [job.outcome.metrics[metric] for _, job in group]
             panel.plot([x for x, _ in group], values, marker="o", label=label or None)
         panel.set_xlabel(axis or "job")
         panel.set_ylabel(metric)
@@ -115,20 +103,20 @@ def plot(jobs: Sequence[Job], fields: Sequence[str], metrics: Sequence[str], pat
 
 def _lines(jobs: Sequence[Job], others: Sequence[str], axis: str | None) -> dict[str, list[tuple[Any, Job]]]:
     if axis is None:
-        return {"": [(", ".join(job.overrides[f] for f in others if f in job.overrides), job) for job in jobs]}
+        return {"": [(", ".join(job.fields[f] for f in others if f in job.fields), job) for job in jobs]}
     lines: dict[str, list[tuple[Any, Job]]] = {}
-    for job in sorted(jobs, key=lambda job: float(job.overrides[axis])):
-        label = ", ".join(f"{f.rsplit('.', 1)[-1]}={job.overrides.get(f, '')}" for f in others)
-        lines.setdefault(label, []).append((float(job.overrides[axis]), job))
+    for job in sorted(jobs, key=lambda job: float(job.fields[axis])):
+        label = ", ".join(f"{f.rsplit('.', 1)[-1]}={job.fields.get(f, '')}" for f in others)
+        lines.setdefault(label, []).append((float(job.fields[axis]), job))
     return lines
 
 
 def _numeric(jobs: Sequence[Job], field: str) -> bool:
     try:
-        return bool(jobs) and all(float(job.overrides[field]) is not None for job in jobs)
+        return bool(jobs) and all(float(job.fields[field]) is not None for job in jobs)
     except (KeyError, ValueError):
         return False
 
 
 def _count(jobs: Sequence[Job], field: str) -> int:
-    return len({job.overrides[field] for job in jobs})
+    return len({job.fields[field] for job in jobs})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,12 @@ def _require_account() -> None:
         )
 
 
-def wandb_logger(built: list[Logger]) -> WandbLogger | None:
-    """The W&B logger among ``built``, for tables and pictures."""
-    return next((logger for logger in built if isinstance(logger, WandbLogger)), None)
+def log_result(built: list[Logger], numbers: Mapping[str, float], run: Path) -> None:
+    """Logs the headline ``numbers`` of a finished job and, to W&B, the pictures of its report in ``run``."""
+    pictures = sorted([*run.glob("plots/*.png"), *run.glob("evaluation/final/*.png")])
+    for logger in built:
+        logger.log_metrics({f"final/{name}": value for name, value in numbers.items()})
+        if isinstance(logger, WandbLogger):
+            for picture in pictures:
+                logger.log_image(f"final/{picture.stem}", [str(picture)])
+        logger.save()

@@ -16,6 +16,7 @@ def earlier_run(tmp_path):
     saved = OmegaConf.create(
         {
             "seed": 7,
+            "paths": {"cache": "there"},
             "model": {"rho": 0.5},
             "drafter": {"blocks": 3, "retrieval": {"rho": "${model.rho}", "k_min": 4}},
             "decode": {"nodes": 40},
@@ -30,6 +31,7 @@ def composed():
     return OmegaConf.create(
         {
             "seed": 42,
+            "paths": {"cache": "here"},
             "model": {"rho": 0.8},
             "drafter": {"blocks": 2, "retrieval": {"rho": 0.8, "k_min": 2}},
             "decode": {"nodes": 8},
@@ -50,6 +52,7 @@ def test_the_earlier_run_holds_where_nothing_was_typed(earlier_run):
     assert cfg.drafter == {"blocks": 3, "retrieval": {"rho": 0.6, "k_min": 4}}
     assert cfg.decode.nodes == 40
     assert cfg.seed == 42  # not among the nodes
+    assert cfg.paths.cache == "there"
 
 
 def test_a_typed_group_is_the_new_one(earlier_run):

@@ -1,0 +1,43 @@
+"""Measures a trained drafter: ``python evaluate.py ckpt=outputs/<date>/<time>-fovea decode=paper``.
+
+Settings are those of the run that trained it, unless typed; rules of retrieval need no training anew:
+``python evaluate.py -m ckpt=... drafter.retrieval.rho=0.6,0.8,0.95``.
+"""
+
+from __future__ import annotations
+
+import hydra
+from omegaconf import DictConfig
+
+from fovea.app.launch import launch
+
+
+def evaluate(cfg: DictConfig) -> dict[str, float]:
+    """The whole job: find drafter and target, decode the prompts with and without, report."""
+    import lightning as L
+
+    from fovea.app import assemble, runs, tracking
+    from fovea.app.inherit import command_line
+
+    typed = command_line()
+    cfg, checkpoint = runs.evaluated(cfg, typed)
+    job = assemble.checked(cfg)
+    loggers = tracking.loggers(cfg)
+    tracking.log_settings(loggers, cfg)
+    L.seed_everything(cfg.seed, workers=True)
+    target = assemble.find_target(job)
+    evaluation = assemble.make_evaluation(job, target)
+    drafter = assemble.trained_drafter(job, target, checkpoint, typed.below("drafter"))
+    return assemble.conclude(job, evaluation, drafter, job.device, loggers)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
+def main(cfg: DictConfig) -> float | None:
+    """One evaluation; returns the metric that sweepers look at."""
+    from fovea.app.job import run_job
+
+    return run_job(cfg, evaluate)
+
+
+if __name__ == "__main__":
+    launch(main, "evaluate")
