@@ -202,6 +202,7 @@ def test_unknown_names_list_the_choices(override, message):
 
 def test_known_names_are_not_complained_about():
     assert unknown_names(["-m", "drafter.retrieval.rho=0.6,0.8", "model=qwen25vl", "+new.field=1"], "train") == []
+    assert unknown_names(["data=jsonl", "data.path=here"], "train") == []
 
 
 def test_yaml_files_have_no_duplicate_keys():
