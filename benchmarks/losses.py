@@ -2,9 +2,10 @@
 
     python benchmarks/losses.py
 
-Memory: every contender runs in a process of its own, which reads its resident high-water mark (``VmHWM``) after it has
-made its inputs and again after one forward and backward pass; the difference is what the objective needed. Time: both
-run in turn in one process, after a warm-up, and the medians are compared.
+Memory: every contender runs in a process of its own. When its inputs are made, it resets its resident high-water mark
+(``VmHWM``, by /proc/self/clear_refs; so Linux alone) to what is resident then, and reads it again after one forward and
+backward pass; the difference is what the objective needed. Time: both run in turn in one process, after a warm-up, and
+the medians are compared.
 
 The naive objective is the same formulas over full logits, by autograd.
 """
@@ -47,7 +48,7 @@ def inputs(args: argparse.Namespace) -> dict[str, Tensor]:
         "teacher_index": index,
         "teacher": teacher,
         "teacher_mid": teacher_mid,
-        "lm_head_weight": torch.randn(args.vocabulary, args.hidden, generator=generator) * args.hidden**-0.5 * 4,
+        "lm_head_weight": torch.randn(args.vocabulary, args.hidden, generator=generator).mul_(4 * args.hidden**-0.5),
     }
 
 
@@ -90,6 +91,7 @@ def high_water_mib() -> float:
 def measure_memory(args: argparse.Namespace) -> float:
     """MiB that one forward and backward pass adds to the high-water mark; in a fresh process."""
     x = inputs(args)
+    Path("/proc/self/clear_refs").write_text("5")
     before = high_water_mib()
     CONTENDERS[args.memory_of](x, ObjectiveConfig(chunk_rows=args.chunk_rows)).backward()
     return high_water_mib() - before

@@ -8,7 +8,6 @@ also computes the gradient of a chunk of rows before it looks at the next chunk,
 ever alive and the backward pass only scales. Teacher logits are computed once per position, and shared by all rows
 that this position teaches.
 """
-# ruff: noqa: N803, N806, N815 (shape suffixes)
 
 from __future__ import annotations
 
@@ -107,10 +106,10 @@ class _Fused(torch.autograd.Function):
                 rows, positions = order[row_slice], used[position_slice]
                 index = shared[rows] - position_slice.start
                 chunk = evaluate(states[rows], teacher[positions], index, want_gradient=grad is not None)
-                sums += weights[rows] @ chunk.terms_C3
-                agrees[rows] = chunk.agrees_C
-                if grad is not None and chunk.gradient_CD is not None:
-                    grad[rows] = (chunk.gradient_CD * weights[rows, None]).to(grad.dtype)
+                sums += weights[rows] @ chunk.terms
+                agrees[rows] = chunk.agrees
+                if grad is not None and chunk.gradient is not None:
+                    grad[rows] = (chunk.gradient * weights[rows, None]).to(grad.dtype)
         ctx.save_for_backward(grad)
         ctx.mark_non_differentiable(sums, agrees)
         return sums @ sums.new_tensor(terms.coefficients), sums, agrees
@@ -136,74 +135,87 @@ def _chunks(rows_of_position: Sequence[int], limit: int) -> Iterator[tuple[slice
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Per row and not weighted: the terms (kl, ce, cmp), top-1 agreement, the gradient for the draft state."""
+    """Rows that are not yet weighted: terms [C, 3] (kl, ce, cmp), top-1 agreement [C], gradient [C, D]."""
 
-    terms_C3: Tensor
-    agrees_C: Tensor
-    gradient_CD: Tensor | None
+    terms: Tensor
+    agrees: Tensor
+    gradient: Tensor | None
 
 
 class _ChunkEvaluator:
-    """Evaluates chunks in three [C, V] buffers that it reuses: fresh pages for each cost more than the arithmetic."""
+    """Evaluates chunks in two [C, V] buffers that it reuses: fresh pages for each cost more than the arithmetic."""
 
     def __init__(self, weight_VD: Tensor, rows: int, dtype: torch.dtype, terms: _Terms) -> None:
         self.weight_VD = weight_VD
         self.terms = terms
         shape = (rows, weight_VD.shape[0])
-        self._logits, self._probs, self._teacher_probs = (
-            torch.empty(shape, dtype=dtype, device=weight_VD.device) for _ in range(3)
-        )
+        self._first = torch.empty(shape, dtype=dtype, device=weight_VD.device)
+        self._second = torch.empty_like(self._first)
 
     def __call__(self, draft_CD: Tensor, teacher_PD: Tensor, index_C: Tensor, *, want_gradient: bool) -> _Chunk:
         """``index_C`` is each row's position in ``teacher_PD``."""
         choice_P, negative_entropy_P, p_CV = self._teach(teacher_PD, index_C)
         choice_C = choice_P[index_C, None]
 
-        z_CV = self._project(draft_CD)
+        z_CV = self._project(draft_CD, self._second)
         z_choice_C = z_CV.gather(1, choice_C)
         rivals = z_CV.scatter_(1, choice_C, -torch.inf).topk(self.terms.candidates)
         z_CV.scatter_(1, choice_C, z_choice_C)
         competitor_C, z_competitor_C = rivals.indices[:, -1:], rivals.values[:, -1:]
         z_best_C = torch.maximum(z_choice_C, rivals.values[:, :1])
 
-        q_CV = torch.softmax(z_CV, -1, out=self._probs[: z_CV.shape[0]])
-        # The largest probability is at least 1 / V: its logarithm gives the log-sum-exp without another pass.
-        lse_C = z_best_C - q_CV.amax(-1, keepdim=True).log()
-        kl_C = negative_entropy_P[index_C] - torch.einsum("cv,cv->c", p_CV, z_CV) + lse_C[:, 0]
+        z_CV.sub_(z_best_C)
+        cross_C = torch.einsum("cv,cv->c", p_CV, z_CV)[:, None]
+        exp_CV = z_CV.exp_()
+        sum_C = exp_CV.sum(-1, keepdim=True)
+        lse_C = sum_C.log()
         deficit_C = self.terms.margin - (z_choice_C - z_competitor_C)
+        kl_C = negative_entropy_P[index_C, None] - cross_C + lse_C
+        ce_C = lse_C - (z_choice_C - z_best_C)
         return _Chunk(
-            terms_C3=torch.cat([kl_C[:, None], lse_C - z_choice_C, F.softplus(deficit_C)], dim=1),
-            agrees_C=(z_choice_C == z_best_C)[:, 0],
-            gradient_CD=self._gradient(q_CV, p_CV, choice_C, competitor_C, deficit_C) if want_gradient else None,
+            terms=torch.cat([kl_C, ce_C, F.softplus(deficit_C)], dim=1),
+            agrees=(z_choice_C == z_best_C)[:, 0],
+            gradient=self._gradient(exp_CV, sum_C, p_CV, choice_C, competitor_C, deficit_C) if want_gradient else None,
         )
 
     def _teach(self, teacher_PD: Tensor, index_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Choice [P] and negative entropy [P] of the teacher, and its probabilities spread over the rows [C, V]."""
-        logits_PV = self._project(teacher_PD)
+        """Choice [P] and negative entropy [P] of the teacher, and its probabilities spread over the rows [C, V].
+
+        The probabilities are returned in the first buffer; the second is free again.
+        """
+        logits_PV = self._project(teacher_PD, self._first)
         choice_P = greedy(logits_PV)
-        p_PV = torch.softmax(logits_PV, -1, out=self._probs[: logits_PV.shape[0]])
-        lse_P = (logits_PV.gather(1, choice_P[:, None]) - p_PV.gather(1, choice_P[:, None]).log())[:, 0]
-        negative_entropy_P = torch.einsum("pv,pv->p", p_PV, logits_PV) - lse_P
-        p_CV = torch.index_select(p_PV, 0, index_C, out=self._teacher_probs[: index_C.shape[0]])
+        logits_PV.sub_(logits_PV.gather(1, choice_P[:, None]))
+        p_PV = torch.exp(logits_PV, out=self._second[: logits_PV.shape[0]])
+        sum_P = p_PV.sum(-1, keepdim=True)
+        p_PV.div_(sum_P)
+        negative_entropy_P = torch.einsum("pv,pv->p", p_PV, logits_PV) - sum_P[:, 0].log()
+        p_CV = torch.index_select(p_PV, 0, index_C, out=self._first[: index_C.shape[0]])
         return choice_P, negative_entropy_P, p_CV
 
     def _gradient(
-        self, q_CV: Tensor, p_CV: Tensor, choice_C: Tensor, competitor_C: Tensor, deficit_C: Tensor
+        self,
+        exp_CV: Tensor,
+        sum_C: Tensor,
+        p_CV: Tensor,
+        choice_C: Tensor,
+        competitor_C: Tensor,
+        deficit_C: Tensor,
     ) -> Tensor:
-        """[C, D] gradient for the draft states; overwrites ``q_CV``.
+        """[C, D] gradient for the draft states; overwrites ``exp_CV``, which over ``sum_C`` is the draft's q.
 
         With the coefficients named by their terms and s = sigmoid(deficit), the gradient for the logits is
         (kl + ce) q - kl p - (ce + cmp s) 1_choice + cmp s 1_competitor.
         """
         kl, ce, cmp = self.terms.coefficients
         slope_C = cmp * deficit_C.sigmoid()
-        grad_CV = q_CV.mul_(kl + ce).sub_(p_CV, alpha=kl)
+        grad_CV = exp_CV.mul_((kl + ce) / sum_C).sub_(p_CV, alpha=kl)
         grad_CV.scatter_add_(1, choice_C, -(slope_C + ce)).scatter_add_(1, competitor_C, slope_C)
         return (grad_CV.to(self.weight_VD.dtype) @ self.weight_VD).to(grad_CV.dtype)
 
-    def _project(self, states_ND: Tensor) -> Tensor:
-        """Logits [N, V] in the LM head's dtype, widened into the logits buffer."""
-        states_ND, out_NV = states_ND.to(self.weight_VD.dtype), self._logits[: states_ND.shape[0]]
+    def _project(self, states_ND: Tensor, buffer: Tensor) -> Tensor:
+        """Logits [N, V] in the LM head's dtype, widened into ``buffer``."""
+        states_ND, out_NV = states_ND.to(self.weight_VD.dtype), buffer[: states_ND.shape[0]]
         if out_NV.dtype == self.weight_VD.dtype:
             return torch.mm(states_ND, self.weight_VD.T, out=out_NV)
         return out_NV.copy_(states_ND @ self.weight_VD.T)
