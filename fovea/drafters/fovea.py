@@ -10,7 +10,7 @@ drafter's own, ``RMSNorm(h)`` of the parent.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,22 @@ class FoveaConfig:
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"drafter.{name} is {getattr(self, name)!r}; choose from {get_args(choices)}")
+
+
+class Scored(NamedTuple):
+    """Draft nodes after the final norm.
+
+    Attributes:
+        hat: [R, D] LM-head inputs, corrected where the correction is on.
+        raw: [R, D] the same without correction.
+        passed_on: [R, D] the states that children read.
+        retrieved: the evidence, if the correction is on.
+    """
+
+    hat: Tensor
+    raw: Tensor
+    passed_on: Tensor
+    retrieved: Retrieved | None
 
 
 class FoveaDrafter(nn.Module):
@@ -180,19 +196,14 @@ class FoveaDrafter(nn.Module):
             return None
         return self.correction.remember(visual.to(self.dtype), generator=generator)
 
-    def score(
-        self, h: Tensor, depth: int, memory: VisualMemory | None, root: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Retrieved | None]:
-        """LM-head inputs [R, D] of block outputs ``h`` [R, D], their children's states [R, D], and the evidence.
-
-        ``root`` is the selection of each row's root, see :class:`EvidenceCorrection`.
-        """
-        passed_on = self.norm(h)
+    def score(self, h: Tensor, depth: int, memory: VisualMemory | None, root: Tensor | None = None) -> Scored:
+        """Scores block outputs ``h`` [R, D]; ``root`` is the selection of each row's root, for ``once_per_block``."""
+        raw = self.norm(h)
         if memory is None or depth > self.config.max_correction_depth:
-            return passed_on, passed_on, None
+            return Scored(raw, raw, raw, None)
         corrected, retrieved = self.correction(h, depth, memory, root)
-        scored = self.norm(corrected)
-        return scored, scored if self.config.recursion == "corrected" else passed_on, retrieved
+        hat = self.norm(corrected)
+        return Scored(hat, raw, hat if self.config.recursion == "corrected" else raw, retrieved)
 
     def trainable_parameters(self) -> dict[str, int]:
         """Trainable parameters of each part, and ``total``."""

@@ -64,11 +64,9 @@ class NeuralProposer:
             self.cache.advance(len(embeds))
             self.cache.keep(range(len(embeds)))
 
-    @torch.inference_mode()
     def commit(self, tokens: Tensor, states: Tensor) -> None:
         self._pairs.append((tokens, states))
 
-    @torch.inference_mode()
     def propose(self) -> DraftTree:
         root = int(self._pairs[-1][0][-1])
         tree = grow(root, self._expand, self.tree)
@@ -78,6 +76,7 @@ class NeuralProposer:
             tree.retrieval.extend((k, k_raw) for k, k_raw in cardinalities.tolist())
         return tree
 
+    @torch.inference_mode()
     def node_logits(self, tokens: np.ndarray, parents: np.ndarray, depth: int) -> Tensor:
         """Draft logits [f, V] of one pass, in the order of depths: ``tokens`` [f] below ``parents`` [f] of the last.
 
@@ -96,10 +95,11 @@ class NeuralProposer:
             )
             self.cache.advance(len(tokens))
         root = self.evidence[0].selected if self.evidence else None
-        scored, self._states, retrieved = drafter.score(h[0], depth, self.memory, root)
-        if retrieved is not None:
-            self.evidence.append(retrieved)
-        return drafter.logits(scored)
+        scored = drafter.score(h[0], depth, self.memory, root)
+        self._states = scored.passed_on
+        if scored.retrieved is not None:
+            self.evidence.append(scored.retrieved)
+        return drafter.logits(scored.hat)
 
     def drop_tree(self) -> None:
         """Forgets the rows of the tree; the context stays."""

@@ -62,7 +62,7 @@ class EvidenceCorrection(nn.Module):
     ) -> VisualMemory:
         """The memory of ``visual`` [N, D]; without a ``generator``, draws of ``random`` start at the config's seed."""
         if generator is None and self.config.mode == "random":
-            generator = torch.Generator(visual.device).manual_seed(self.config.seed)
+            generator = torch.Generator().manual_seed(self.config.seed)
         return self.memory(visual, valid, generator)
 
     def forward(
@@ -110,7 +110,8 @@ class EvidenceCorrection(nn.Module):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * h.shape[-1] ** -0.5
         ranking = None
         if mode == "random":
-            ranking = torch.rand(scores.shape, generator=memory.generator, device=scores.device)
+            # Drawn on the host, so that a seed selects the same entries on every device.
+            ranking = torch.rand(scores.shape, generator=memory.generator).to(scores.device)
         elif mode == "static_image":
             ranking = memory.keys.detach().norm(dim=-1).expand_as(scores)
         reuse = root.expand_as(scores) if root is not None and mode == "once_per_block" else None

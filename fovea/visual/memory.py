@@ -16,7 +16,7 @@ class VisualMemory:
         keys: [N, D].
         values: [N, D].
         valid: [N] bool, or [R, N] if rows belong to different requests; None if all entries are valid.
-        generator: source of the draws of the ``random`` control.
+        generator: source of the draws of the ``random`` control, on the host.
     """
 
     keys: Tensor

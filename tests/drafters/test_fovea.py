@@ -22,23 +22,24 @@ def test_head_is_neither_parameter_nor_state(make_drafter: Callable[..., FoveaDr
 def test_untrained_drafter_scores_alike_with_and_without_evidence(spec: TargetSpec, head: TargetHead) -> None:
     drafter = FoveaDrafter(spec, FoveaConfig(retrieval=RetrievalConfig(k_min=1, k_max=4)), head)
     h = torch.randn(4, spec.hidden_size)
-    with_evidence, passed_on, found = drafter.score(h, 0, drafter.remember(torch.randn(9, spec.hidden_size)))
-    without, _, nothing = drafter.score(h, 0, None)
-    assert found is not None
-    assert nothing is None
-    assert torch.equal(with_evidence, without)
-    assert torch.equal(passed_on, without)
+    with_evidence = drafter.score(h, 0, drafter.remember(torch.randn(9, spec.hidden_size)))
+    without = drafter.score(h, 0, None)
+    assert with_evidence.retrieved is not None
+    assert without.retrieved is None
+    for states in (with_evidence.hat, with_evidence.raw, with_evidence.passed_on):
+        assert torch.equal(states, without.hat)
     assert torch.equal(drafter.norm.weight, head.norm_weight)
 
 
 def test_recursion_passes_on_the_state_it_is_told_to(make_drafter: Callable[..., FoveaDrafter]) -> None:
     h, visual = torch.randn(4, 32), torch.randn(9, 32)
     raw, corrected = make_drafter(), make_drafter(recursion="corrected")
-    scored, passed_on, _ = raw.score(h, 1, raw.remember(visual))
-    assert torch.equal(passed_on, raw.norm(h))
-    assert not torch.allclose(scored, passed_on)
-    scored, passed_on, _ = corrected.score(h, 1, corrected.remember(visual))
-    assert torch.equal(scored, passed_on)
+    scored = raw.score(h, 1, raw.remember(visual))
+    assert torch.equal(scored.passed_on, raw.norm(h))
+    assert not torch.allclose(scored.hat, scored.passed_on)
+    scored = corrected.score(h, 1, corrected.remember(visual))
+    assert torch.equal(scored.hat, scored.passed_on)
+    assert torch.equal(scored.raw, corrected.norm(h))
 
 
 @pytest.mark.parametrize("injection", ["fc", "cross_attention", "none"])

@@ -78,13 +78,13 @@ class Text:
         embeds, states, places = list(self.embeds), list(self.states), list(self.places)
         root = None
         for depth in range(len(path) + 1):
-            scored, state, found = self.drafter.score(self.run(embeds, states, places), depth, memory, root)
-            root = found.selected if found is not None and depth == 0 else root
+            scored = self.drafter.score(self.run(embeds, states, places), depth, memory, root)
+            root = scored.retrieved.selected if scored.retrieved is not None and depth == 0 else root
             if depth < len(path):
                 embeds.append(self.drafter.head.embedding[path[depth]])
-                states.append(state[0])
+                states.append(scored.passed_on[0])
                 places.append([self.next_position + depth] * len(self.positions))
-        return self.drafter.logits(scored)[0]  # pyright: ignore[reportPossiblyUnboundVariable]
+        return self.drafter.logits(scored.hat)[0]  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def paths(tree: DraftTree) -> list[list[int]]:

@@ -1,0 +1,286 @@
+"""Unrolled training: every supervised anchor drafts a chain of its own, as it will when it decodes.
+
+Legend: ``B`` samples, ``T`` tokens, ``S`` steps, ``A`` anchors, ``R`` supervised rows (anchor, step), ``P`` distinct
+positions that teach them, ``D`` hidden width.
+
+Pair t reads (embedding of token t + 1, state at t). Step 1 runs all pairs of a sample with the target's states; its
+keys and values are the context, as in decoding. An *anchor* is a pair whose token t + 1 belongs to an answer: the root
+of a draft tree. Step s > 1 continues each anchor's chain with token t + s and the drafter's own state of step s - 1,
+and sees the context up to pair t and its own chain. A row (t, s) is taught by position t + s: the target's state there,
+and the token t + s + 1 that follows from it. It is supervised if that token belongs to an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.rotary import Rotation
+from fovea.targets.teacher_batch import TeacherBatch, supervised_positions
+from fovea.training.chain_attention import ChainRows, chain_attention
+from fovea.visual.memory import VisualMemory
+from fovea.visual.prefix import kept_in_prefix
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """Supervised rows, sorted by the position that teaches them.
+
+    Attributes:
+        h_hat: [R, D] LM-head inputs, corrected where the correction is on.
+        h_raw: [R, D] the same without correction.
+        h_mid: [R, D] mid states.
+        step: [R] int64 1-based draft step, depth + 1.
+        answer_position: [R] int64 1-based place of the predicted token in its answer.
+        teacher_index: [R] int64 row of ``teacher``, ascending.
+        teacher: [P, D] target states f at the positions in use.
+        teacher_mid: [P, D] target mid states there.
+        retrieval: [M, 2] int64 (K, min(K_raw, K_max)) of the rows that retrieved.
+        anchors: anchors unrolled.
+        anchors_found: anchors in the batch; more than ``anchors`` if ``max_anchors`` cut them.
+    """
+
+    h_hat: Tensor
+    h_raw: Tensor
+    h_mid: Tensor
+    step: Tensor
+    answer_position: Tensor
+    teacher_index: Tensor
+    teacher: Tensor
+    teacher_mid: Tensor
+    retrieval: Tensor
+    anchors: int
+    anchors_found: int
+
+
+def unroll(
+    drafter: FoveaDrafter,
+    batch: TeacherBatch,
+    *,
+    steps: int,
+    max_anchors: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Unrolled:
+    """Draft states of all supervised (anchor, step) pairs of ``batch``, differentiable in the drafter.
+
+    Memory grows with anchors times steps; ``max_anchors`` bounds it by a draw without replacement. A batch gives each
+    sample what it would give alone, and a batch without supervised rows gives empty tensors.
+
+    Args:
+        drafter: on the device of the batch.
+        batch: what the target taught.
+        steps: S, at most drafter.config.depth + 1, so that every depth of the tree is trained.
+        max_anchors: most anchors of the batch; None for all.
+        generator: of the draws (anchors, ``random`` retrieval), on the host.
+    """
+    if not 1 <= steps <= drafter.config.depth + 1:
+        raise ValueError(f"unroll steps {steps}: choose 1 to drafter.depth + 1 = {drafter.config.depth + 1}")
+    anchors = _find_anchors(batch, steps, max_anchors, generator)
+    chains = _Chains(drafter, batch, anchors, generator)
+    found = [chains.step(step) for step in range(1, anchors.last_step + 1)]
+    return _gather(batch, anchors, found, chains)
+
+
+@dataclass(frozen=True)
+class _Anchors:
+    """Anchors by sample and pair; all tensors on the host.
+
+    Attributes:
+        sample, pair: [A] int64.
+        taught: [A, S] bool, whether the row of that step is supervised.
+        found: how many there were before the draw.
+    """
+
+    sample: Tensor
+    pair: Tensor
+    taught: Tensor
+    found: int
+
+    @property
+    def count(self) -> int:
+        return len(self.sample)
+
+    @property
+    def last_step(self) -> int:
+        """Last step with a supervised row; 0 without anchors."""
+        return int(self.taught.any(0).nonzero()[:, 0].max()) + 1 if self.count else 0
+
+    def alive(self, step: int) -> Tensor:
+        """[a] int64 anchors with a supervised row at ``step`` or behind it."""
+        return self.taught[:, step - 1 :].any(1).nonzero()[:, 0]
+
+
+def _find_anchors(
+    batch: TeacherBatch, steps: int, max_anchors: int | None, generator: torch.Generator | None
+) -> _Anchors:
+    supervised = supervised_positions(batch.answer_mask.cpu())
+    ahead = F.pad(supervised, (0, steps)).unfold(1, steps + 1, 1)[..., 1:]
+    sample, pair = (supervised & ahead.any(-1)).nonzero(as_tuple=True)
+    found = len(sample)
+    if max_anchors is not None and found > max_anchors:
+        drawn = torch.randperm(found, generator=generator)[:max_anchors].sort().values
+        sample, pair = sample[drawn], pair[drawn]
+    return _Anchors(sample, pair, ahead[sample, pair], found)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Rows of one step: the supervised ones among the chains that are still alive."""
+
+    number: int
+    anchor: Tensor
+    h_hat: Tensor
+    h_raw: Tensor
+    h_mid: Tensor
+
+
+class _Chains:
+    """The chains of a batch while they are unrolled."""
+
+    def __init__(
+        self, drafter: FoveaDrafter, batch: TeacherBatch, anchors: _Anchors, generator: torch.Generator | None
+    ) -> None:
+        self.drafter, self.anchors, self.device = drafter, anchors, batch.ids.device
+        self.retrieval: list[Tensor] = []
+        if not anchors.count:
+            return
+        self.embeds = drafter.embed(batch.ids)
+        self.embeds[batch.is_visual] = batch.visual[batch.visual_valid].to(self.embeds.dtype)
+        positions = drafter.draft_positions(batch.positions.transpose(0, 1))
+        self.rotation = drafter.rotary(positions, drafter.dtype)
+        self.states = batch.last.to(drafter.dtype)
+        self._choose_context(batch)
+        visual = [tokens[valid] for tokens, valid in zip(batch.visual, batch.visual_valid, strict=True)]
+        self.memories: dict[int, VisualMemory | None] = {
+            sample: drafter.remember(visual[sample], generator) for sample in anchors.sample.unique().tolist()
+        }
+        self.roots: dict[int, Tensor] = {}
+        self.prefix: dict[int, tuple[Tensor, Tensor]] = {}
+        self.chain: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.rows = torch.arange(anchors.count)
+
+    def _choose_context(self, batch: TeacherBatch) -> None:
+        """Pairs of the context, their order kept, and each anchor's place among them.
+
+        ``context`` [B, L] holds token indices t + 1. Padding is on the right and so behind every anchor.
+        """
+        config = self.drafter.config
+        kept = batch.valid.clone()
+        if config.visual_prefix != "full":
+            for sample, (seen, valid) in enumerate(zip(batch.is_visual, batch.visual_valid, strict=True)):
+                visual = batch.visual[sample][valid]
+                kept[sample, seen] = kept_in_prefix(visual, config.visual_prefix, config.visual_prefix_ratio)
+        kept = kept[:, 1:].cpu()
+        place = kept.cumsum(1) - 1
+        self.slots = place[self.anchors.sample, self.anchors.pair]
+        length = int(self.slots.max()) + 1
+        order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :length]
+        self.context = (order + 1).to(self.device)
+
+    def step(self, number: int) -> _Step:
+        """Runs step ``number``; steps come in order."""
+        previous, self.rows = self.rows, self.anchors.alive(number)
+        spans = self._spans()
+        h, mid = self._first() if number == 1 else self._next(number, previous, spans)
+        hats, raws, passed = [], [], []
+        for sample, start, end in spans:
+            root = self.roots.get(sample)
+            if root is not None:
+                local = self.rows[start:end] - int((self.anchors.sample < sample).sum())
+                root = root[local.to(self.device)]
+            scored = self.drafter.score(h[start:end], number - 1, self.memories[sample], root)
+            hats.append(scored.hat)
+            raws.append(scored.raw)
+            passed.append(scored.passed_on)
+            if scored.retrieved is not None:
+                self.retrieval.append(torch.stack((scored.retrieved.k, scored.retrieved.k_raw), dim=1))
+                self.roots.setdefault(sample, scored.retrieved.selected)
+        self.passed_on = torch.cat(passed)
+        supervised = self.anchors.taught[self.rows, number - 1].nonzero()[:, 0]
+        chosen = supervised.to(self.device)
+        return _Step(number, self.rows[supervised], torch.cat(hats)[chosen], torch.cat(raws)[chosen], mid[chosen])
+
+    def _first(self) -> tuple[Tensor, Tensor]:
+        """Step 1: all pairs of the context at once; h and mid [a, D] of the anchors."""
+        sample = torch.arange(len(self.context), device=self.device)[:, None]
+        h, mid = self.drafter(
+            self.embeds[sample, self.context],
+            self.states[sample, self.context - 1],
+            self.rotation.at(sample, self.context),
+            self._attend_causally,
+        )
+        anchor = self.anchors.sample.to(self.device), self.slots.to(self.device)
+        return h[anchor], mid[anchor]
+
+    def _next(self, number: int, previous: Tensor, spans: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+        """Step s > 1: one row per living chain; h and mid [a, D]."""
+        if len(self.rows) < len(previous):
+            living = torch.isin(previous, self.rows).nonzero()[:, 0].to(self.device)
+            self.passed_on = self.passed_on[living]
+            for layer, past in self.chain.items():
+                self.chain[layer] = [(keys[:, living], values[:, living]) for keys, values in past]
+        slots = self.slots[self.rows]
+        seen = ChainRows(spans, slots.to(self.device), slots.tolist())
+        sample = self.anchors.sample[self.rows].to(self.device)
+        token = (self.anchors.pair[self.rows] + number).to(self.device)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            past = self.chain.setdefault(layer, [])
+            past.append((keys[0], values[0]))
+            chain_keys, chain_values = (torch.stack(part, dim=2) for part in zip(*past, strict=True))
+            return chain_attention(queries[0], self.prefix[layer], (chain_keys, chain_values), seen)[None]
+
+        rotation: Rotation = self.rotation.at(sample, token)
+        h, mid = self.drafter(self.embeds[sample, token][None], self.passed_on[None], rotation, attend)
+        return h[0], mid[0]
+
+    def _attend_causally(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        self.prefix[layer] = keys, values
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+
+    def _spans(self) -> list[tuple[int, int, int]]:
+        """(sample, first row, end row) of the living chains of each sample."""
+        samples, counts = self.anchors.sample[self.rows].unique_consecutive(return_counts=True)
+        ends = counts.cumsum(0)
+        return list(zip(samples.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True))
+
+
+def _gather(batch: TeacherBatch, anchors: _Anchors, found: list[_Step], chains: _Chains) -> Unrolled:
+    """The rows of all steps in the order of their teachers."""
+    device, width = batch.ids.device, batch.last.shape[-1]
+    length = batch.ids.shape[1]
+    anchor = torch.cat([part.anchor for part in found]) if found else torch.zeros(0, dtype=torch.int64)
+    step = torch.cat([torch.full_like(part.anchor, part.number) for part in found]) if found else anchor
+    position = anchors.sample[anchor] * length + anchors.pair[anchor] + step
+    order = position.argsort(stable=True)
+    used, teacher_index = position[order].unique_consecutive(return_inverse=True)
+
+    answer_mask = batch.answer_mask.cpu()
+    stored = supervised_positions(answer_mask).flatten().cumsum(0) - 1
+    place = torch.arange(length).expand_as(answer_mask)
+    answer_position = place - place.masked_fill(answer_mask, -1).cummax(1).values
+
+    def rows(parts: list[Tensor]) -> Tensor:
+        if not parts:
+            return torch.zeros(0, width, dtype=chains.drafter.dtype, device=device)
+        return torch.cat(parts)[order.to(device)]
+
+    return Unrolled(
+        h_hat=rows([part.h_hat for part in found]),
+        h_raw=rows([part.h_raw for part in found]),
+        h_mid=rows([part.h_mid for part in found]),
+        step=step[order].to(device),
+        answer_position=answer_position.flatten()[position[order] + 1].to(device),
+        teacher_index=teacher_index.to(device),
+        teacher=batch.last.flatten(0, 1)[used.to(device)],
+        teacher_mid=batch.mid[stored[used].to(device)],
+        retrieval=torch.cat(chains.retrieval)
+        if chains.retrieval
+        else torch.zeros(0, 2, dtype=torch.int64, device=device),
+        anchors=anchors.count,
+        anchors_found=anchors.found,
+    )
