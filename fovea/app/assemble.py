@@ -7,21 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
+from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from fovea.app import sources, targets, tracking
-from fovea.app.devices import decoding_dtype, device_of
+from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings
-from fovea.drafters.checkpoint import load_drafter
+from fovea.drafters.checkpoint import Teaching, load_drafter
 from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.registry import build_drafter
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
-from fovea.targets.load import load_head, load_spec
+from fovea.targets.load import load_head, load_spec, weights_fingerprint
+from fovea.training.module import DrafterModule
+
+#: The callback in ``conf/callbacks`` that needs the whole target.
+SPEED_EVALUATION = "speed_evaluation"
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,12 @@ def find_target(job: Job) -> Path:
     return targets.find_target(job.cfg, job.settings)
 
 
+def make_datamodule(job: Job, target: Path) -> L.LightningDataModule:
+    """The data module; it exports artifacts where they are missing, for which alone it loads the target."""
+    load = targets.loader(target, job.cfg.model.dtype, job.device, to_device=True)
+    return sources.make_datamodule(job.cfg, job.settings, target, load)
+
+
 def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
     """The speed evaluation on the benchmark; the target is loaded when it is first needed."""
     return DrafterEvaluation(
@@ -56,6 +69,32 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         settings={"benchmark": job.cfg.benchmark.name},
         progress=job.cfg.trainer.enable_progress_bar,
     )
+
+
+def make_module(job: Job, target: Path) -> DrafterModule:
+    """An untrained drafter for the target, and how it is trained; of the target only the head is loaded."""
+    head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
+    drafter = build_drafter(job.cfg.drafter.name, load_spec(target), job.settings.drafter, head)
+    return DrafterModule(
+        drafter,
+        job.settings.objective,
+        instantiate(job.cfg.optimizer),
+        instantiate(job.cfg.scheduler),
+        job.settings.unroll,
+        Teaching(job.settings.export.mid_layers, weights_fingerprint(target)),
+    )
+
+
+def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation | None) -> L.Trainer:
+    """Lightning's trainer with the callbacks of ``cfg.callbacks``; that of the speed evaluation gets ``evaluation``."""
+    callbacks = []
+    for name, node in job.cfg.callbacks.items():
+        if name == SPEED_EVALUATION and evaluation is not None:
+            callbacks.append(instantiate(node, evaluation=evaluation))
+        elif name != SPEED_EVALUATION:
+            callbacks.append(instantiate(node))
+    precision = training_precision(job.cfg.trainer.precision, job.device)
+    return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks)
 
 
 def trained_drafter(job: Job, target: Path, checkpoint: Path, overrides: Mapping[str, Any]) -> FoveaDrafter:

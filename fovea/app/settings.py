@@ -15,6 +15,7 @@ from fovea.artifacts.config import ExportConfig
 from fovea.decoding.growth import TreeConfig
 from fovea.drafters.registry import drafter_type
 from fovea.evaluation.speed import SpeedConfig
+from fovea.training.module import UnrollConfig
 from fovea.training.objective import ObjectiveConfig
 
 
@@ -32,6 +33,7 @@ class Settings:
     tree: TreeConfig
     speed: SpeedConfig
     objective: ObjectiveConfig
+    unroll: UnrollConfig
     export: ExportConfig
     loader: Any
     target_recipe: Any
@@ -49,6 +51,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         tree=build(TreeConfig, _plain(cfg, "decode.tree"), "decode.tree"),
         speed=build(SpeedConfig, _plain(cfg, "speed"), "speed"),
         objective=build(ObjectiveConfig, _plain(cfg, "objective"), "objective"),
+        unroll=build(UnrollConfig, _plain(cfg, "unroll"), "unroll"),
         export=build(ExportConfig, _plain(cfg, "data.export"), "data.export"),
         loader=build_named(cfg, "data.loader"),
         target_recipe=build_named(cfg, "model.build"),
