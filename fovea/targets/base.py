@@ -128,8 +128,16 @@ class Target(Protocol):
     """A frozen VLM. Implementations are plain objects, never submodules of a trained module."""
 
     spec: TargetSpec
-    device: torch.device
-    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target is; all it returns is there."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, cache and states."""
+        ...
 
     def encode(self, conversation: Conversation, answers: Sequence[Sequence[int]] | None = None) -> Encoded:
         """Chat template, tokenizer, image processor and positions; a trailing user turn gets a generation prompt.

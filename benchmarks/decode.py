@@ -1,0 +1,354 @@
+"""Where the time of a speculative round goes: draft, verify, and the rest (tree, bookkeeping, Python).
+
+    python benchmarks/decode.py
+    python benchmarks/decode.py --size qwen25vl-7b --device cuda --dtype bf16
+
+A Qwen2.5-VL of random weights is decoded with an untrained FOVEA drafter of two blocks, beside our autoregressive loop
+and transformers' ``generate``. Nothing has to be trained: what a round costs does not depend on what the weights say.
+Since nothing that such a drafter proposes would be right, a share of the tree is replaced by the target's own answer,
+so that rows are accepted, caches compacted and several pairs committed, as with a trained drafter.
+
+*Forwards* are the drafter's passes (embedding, blocks, correction, LM head) and the target's (decoder, LM head). *Rest*
+is everything else between the prefill and the end, the ranking of children and all conversions among it. Configurations
+take turns within every repeat, and medians over repeats are shown. On a GPU every forward is synchronised at both ends
+for the split, so that no Python hides behind a kernel: there the rest is an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fovea.decoding.autoregressive import generate_autoregressive
+from fovea.decoding.growth import TreeConfig
+from fovea.decoding.speculative import generate
+from fovea.decoding.transformers_generate import generate_transformers
+from fovea.decoding.tree import DraftTree
+from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
+from fovea.drafters.proposer import NeuralProposer
+from fovea.targets.attention import PROBED_SDPA
+from fovea.targets.base import Encoded, Prefill
+from fovea.targets.qwen25vl import Qwen25VL
+from fovea.visual.retrieval import RetrievalConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A target's shape, and the request that it decodes."""
+
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    grid: tuple[int, int]
+    text_tokens: int
+    retrieval: RetrievalConfig
+
+
+SIZES = {
+    "small": Size(
+        text={
+            "hidden_size": 192,
+            "intermediate_size": 512,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "vocab_size": 512,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
+        },
+        vision={"depth": 3, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "fullatt_block_indexes": [2]},
+        grid=(8, 8),
+        text_tokens=56,
+        retrieval=RetrievalConfig(k_min=4, k_max=32),
+    ),
+    "qwen25vl-7b": Size(
+        text={
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        vision={
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        grid=(28, 36),
+        text_tokens=120,
+        retrieval=RetrievalConfig(),
+    ),
+}
+
+
+def build_target(size: Size, device: torch.device, dtype: torch.dtype) -> Qwen25VL:
+    """The target with random weights, made on its device; logits have a standard deviation of about 4."""
+    special = {
+        name: size.text["vocab_size"] - place
+        for place, name in enumerate(
+            ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), start=1
+        )
+    }
+    text = size.text | {"max_position_embeddings": 8192, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=size.vision | {"out_hidden_size": size.text["hidden_size"]},
+        tie_word_embeddings=size.text["tie_word_embeddings"],
+        architectures=["Qwen2_5_VLForConditionalGeneration"],
+        **special,
+    )
+    torch.manual_seed(0)
+    build: Any = Qwen2_5_VLForConditionalGeneration
+    with torch.device(device):
+        model = build._from_config(config, attn_implementation="sdpa", dtype=dtype)
+    head: Any = model.get_output_embeddings()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+        head.weight.mul_(4)
+    model.set_attn_implementation({"text_config": PROBED_SDPA})
+    model.generation_config = GenerationConfig(eos_token_id=[0], pad_token_id=0)
+    processor = SimpleNamespace(image_token="<image>", chat_template="none", all_special_tokens=[])
+    return Qwen25VL(model, processor, Qwen25VL.read_spec(config, eos_ids=(0,)))
+
+
+def build_request(target: Qwen25VL, size: Size) -> Encoded:
+    """One picture of noise between random words."""
+    rows, columns = size.grid
+    visual = rows * columns
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, target.spec.vocab_size - 8, (size.text_tokens + visual,), generator=generator)
+    ids[4 : 4 + visual] = target.image_token_id
+    is_visual = ids == target.image_token_id
+    positions, next_position = target.rotary_positions(is_visual, [size.grid])
+    vision_config = target.model.config.vision_config
+    patches = vision_config.in_channels * vision_config.temporal_patch_size * vision_config.patch_size**2
+    merge = vision_config.spatial_merge_size
+    pixels = torch.randn(visual * merge**2, patches, generator=generator).to(target.dtype)
+    vision = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, rows * merge, columns * merge]])}
+    nothing = torch.zeros_like(is_visual)
+    return Encoded("noise", ids, positions, nothing, next_position, is_visual, vision, (size.grid,))
+
+
+class AcceptedProposer:
+    """Lets a proposer draft and then writes the true answer over the upper part of its deepest path."""
+
+    def __init__(self, proposer: NeuralProposer, answer: list[int], accept: int) -> None:
+        self.proposer = proposer
+        self.answer = answer
+        self.accept = accept
+        self.max_drafts = proposer.max_drafts
+        self.clock: ForwardClock | None = None
+        self._committed = 0
+
+    def start(self, prefill: Prefill) -> None:
+        """Starts over."""
+        self._committed = 0
+        self.proposer.start(prefill)
+
+    def commit(self, tokens: Tensor, states: Tensor) -> None:
+        """Passes them on; the first ones end the prefill, whose passes do not count."""
+        if self.clock and not self._committed:
+            self.clock.reset()
+        self._committed += len(tokens)
+        self.proposer.commit(tokens, states)
+
+    def propose(self) -> DraftTree:
+        """The proposer's tree with ``accept`` right tokens, or as many as it is deep."""
+        tree = self.proposer.propose()
+        path, row = [], int(tree.depths.argmax())
+        while row > 0:
+            path.append(row)
+            row = tree.parents[row]
+        following = self.answer[self._committed : self._committed + self.accept]
+        for row, token in zip(reversed(path), following, strict=False):
+            siblings = tree.parents == tree.parents[row]
+            tree.tokens[siblings & (tree.tokens == token)] = tree.tokens[row]
+            tree.tokens[row] = token
+        return tree
+
+
+class ForwardClock:
+    """Adds up the seconds spent inside the drafter's and the target's passes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.reset()
+        self._cuda = device.type == "cuda"
+
+    def reset(self) -> None:
+        """Starts at zero."""
+        self.seconds = {"draft": 0.0, "verify": 0.0}
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            result = call(*args, **kwargs)
+            if self._cuda:
+                torch.cuda.synchronize()
+            self.seconds[part] += time.perf_counter() - start
+            return result
+
+        return run
+
+    @contextmanager
+    def watching(self, target: Qwen25VL, drafter: FoveaDrafter) -> Any:
+        """Times the passes of both while the context lasts."""
+        watched = [(drafter, name, "draft") for name in ("forward", "score", "logits", "embed")]
+        watched += [(target, name, "verify") for name in ("extend", "lm_head")]
+        for owner, name, part in watched:
+            setattr(owner, name, self._timed(part, getattr(owner, name)))
+        try:
+            yield self
+        finally:
+            for owner, name, _ in watched:
+                delattr(owner, name)
+
+
+def tree_of(text: str) -> TreeConfig:
+    """The tree that ``width/depth/nodes`` describes."""
+    width, depth, nodes = (int(part) for part in text.split("/"))
+    return TreeConfig(width, depth, nodes)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Runs everything in turns and prints the table."""
+    device, dtype, size = torch.device(args.device), DTYPES[args.dtype], SIZES[args.size]
+    target = build_target(size, device, dtype)
+    encoded = build_request(target, size)
+    decode = {"max_new_tokens": args.new_tokens, "eos_ids": ()}
+    answer = generate_autoregressive(target, encoded, **decode).tokens
+
+    drafters: dict[str, FoveaDrafter] = {}
+    for name, depth in (("fovea", 1), ("fixed_prefix", -1)):
+        torch.manual_seed(2)
+        config = FoveaConfig(num_blocks=2, depth=7, max_correction_depth=depth, retrieval=size.retrieval)
+        drafters[name] = FoveaDrafter(target.spec, config, target.head).to(device, dtype).eval()
+    trees = {text: tree_of(text) for text in args.trees}
+
+    samples: dict[tuple[str, str], dict[str, list[float]]] = {}
+    per_token: dict[str, list[float]] = {"autoregressive": [], "transformers": []}
+    for repeat in range(args.repeats + 1):
+        for name, loop in (("autoregressive", generate_autoregressive), ("transformers", generate_transformers)):
+            trace = loop(target, encoded, **decode)
+            per_token[name].append(1e3 * (trace.total_s - trace.prefill_s) / (len(trace.tokens) - 1))
+        for tree_name, tree in trees.items():
+            for drafter_name, drafter in drafters.items():
+                proposer = AcceptedProposer(NeuralProposer(drafter, tree), answer, args.accept)
+                figures = measure_rounds(target, drafter, proposer, encoded, decode, answer)
+                into = samples.setdefault((tree_name, drafter_name), {})
+                for figure, value in figures.items():
+                    into.setdefault(figure, []).append(value)
+        if repeat == 0:  # a warm-up
+            samples.clear()
+            for values in per_token.values():
+                values.clear()
+    report(args, samples, per_token)
+
+
+def measure_rounds(
+    target: Qwen25VL,
+    drafter: FoveaDrafter,
+    proposer: AcceptedProposer,
+    encoded: Encoded,
+    decode: dict[str, Any],
+    answer: list[int],
+) -> dict[str, float]:
+    """Milliseconds per round: the phases of one answer, and the passes within the rounds of a second one."""
+    rounds = generate(target, proposer, encoded, **decode).rounds
+    clock = proposer.clock = ForwardClock(target.device)
+    with clock.watching(target, drafter):
+        split = generate(target, proposer, encoded, **decode)
+    proposer.clock = None
+    if target.dtype == torch.float32 and split.tokens != answer:
+        raise AssertionError("the speculative answer is not the autoregressive one")
+    passes = {f"{part}_passes": 1e3 * seconds / len(split.rounds) for part, seconds in clock.seconds.items()}
+    return {
+        "nodes": 1 + statistics.mean(r.draft_nodes for r in rounds),
+        "accepted": statistics.mean(r.accepted for r in rounds),
+        "round": 1e3 * statistics.mean(r.total_s for r in rounds),
+        "draft": 1e3 * statistics.mean(r.draft_s for r in rounds),
+        "verify": 1e3 * statistics.mean(r.verify_s for r in rounds),
+        **passes,
+        "rest": 1e3 * (split.total_s - split.prefill_s) / len(split.rounds) - sum(passes.values()),
+    }
+
+
+def report(
+    args: argparse.Namespace,
+    samples: dict[tuple[str, str], dict[str, list[float]]],
+    per_token: dict[str, list[float]],
+) -> None:
+    """Prints medians over repeats."""
+    threads = f", {torch.get_num_threads()} threads" if args.device == "cpu" else ""
+    print(f"{args.size}, {args.dtype} on {args.device}{threads}, torch {torch.__version__}; medians of {args.repeats}")
+    token_ms = {name: statistics.median(values) for name, values in per_token.items()}
+    for name, value in token_ms.items():
+        print(f"{name:>16}: {value:7.2f} ms per token")
+    figures = ("nodes", "accepted", "round", "draft", "verify", "draft_passes", "verify_passes", "rest")
+    titles = ("nodes", "accepted", "round ms", "draft", "verify", "draft fwd", "verify fwd", "rest")
+    print(
+        f"\n{'tree':>8} {'drafter':>13}",
+        *(f"{title:>10}" for title in titles),
+        f"{'rest/fwd':>10}",
+        f"{'verify/AR':>10}",
+    )
+    medians = {}
+    for (tree, drafter), values in samples.items():
+        row = medians[tree, drafter] = {figure: statistics.median(values[figure]) for figure in figures}
+        share = row["rest"] / (row["draft_passes"] + row["verify_passes"])
+        relative = row["verify"] / token_ms["autoregressive"]
+        print(
+            f"{tree:>8} {drafter:>13}",
+            *(f"{row[figure]:>10.2f}" for figure in figures),
+            f"{share:>10.1%}",
+            f"{relative:>10.2f}",
+        )
+    print()
+    for tree in args.trees:
+        ours, prefix = (samples[tree, name]["draft"] for name in ("fovea", "fixed_prefix"))
+        added = statistics.median(a / b - 1 for a, b in zip(ours, prefix, strict=True))
+        print(
+            f"{tree:>8}: the correction adds {added:+.1%} to the draft time of fixed_prefix (median of paired repeats)"
+        )
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument(
+        "--trees", nargs="+", default=["10/7/60", "6/6/40", "3/4/12"], help="width/depth/nodes of each tree"
+    )
+    parser.add_argument("--accept", type=int, default=3, help="draft tokens made right in every tree; 0 for none")
+    parser.add_argument("--new-tokens", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--repeats", type=int, default=9, help="measured repeats, behind one that warms up")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    measure(parse())
