@@ -1,0 +1,189 @@
+"""Two checks before training, in seconds: are the artifacts what this target says, and do both paths agree?
+
+A drafter can be trained for days on states of another layer, another token or another target, and on a path that
+decoding does not take; the loss falls all the same, and only the acceptance rate would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fovea.decoding.growth import TreeConfig
+from fovea.decoding.selection import greedy
+from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.proposer import NeuralProposer
+from fovea.targets.base import Prefill
+from fovea.targets.head import TargetHead
+from fovea.targets.teacher_batch import TeacherBatch, supervised_positions
+from fovea.training.unroll import unroll
+
+#: Share of answer tokens that stored states must reproduce; states stored in bfloat16 lose a few near-ties.
+LEAST_AGREEMENT = 0.995
+#: Largest difference of float32 logits between the paths, relative to the largest logit if that is above 1.
+PARITY_TOLERANCE = 1e-4
+
+_ROWS_AT_ONCE = 128
+
+
+class GateError(RuntimeError):
+    """Training would not mean anything; the message says why and what to do."""
+
+
+@torch.inference_mode()
+def teacher_gate(head: TargetHead, batch: TeacherBatch) -> float:
+    """Share of answer tokens that the LM head reads off the stored states; for answers of the target itself.
+
+    Args:
+        head: of the target, on the device of ``batch``.
+        batch: a few artifacts whose answers the target generated greedily.
+
+    Raises:
+        GateError: below :data:`LEAST_AGREEMENT`, or there is no answer token.
+    """
+    (states, tokens) = _taught_tokens(batch)
+    if not len(tokens):
+        raise GateError(
+            f"teacher gate: the artifacts {', '.join(batch.keys)} have no answer token, so there is nothing to learn; "
+            "look at the conversations that were exported"
+        )
+    chosen = [greedy(head.logits(rows.to(head.lm_head_weight.dtype))) for rows in states.split(_ROWS_AT_ONCE)]
+    share = (torch.cat(chosen) == tokens).double().mean().item()
+    if share < LEAST_AGREEMENT:
+        raise GateError(
+            f"teacher gate: the stored states give {share:.1%} of {len(tokens)} answer tokens, and "
+            f"{LEAST_AGREEMENT:.1%} are needed. The states are not those behind the answers: export the artifacts "
+            "again from the target at model.path, and set data.export.answers=dataset if the answers are not its own"
+        )
+    return share
+
+
+@torch.no_grad()
+def parity_gate(drafter: FoveaDrafter, batch: TeacherBatch, *, anchors: int = 3) -> float:
+    """Largest difference between the draft logits of the training path and of the decoding path, both in float32.
+
+    A copy of the drafter is compared, with noise on its weights, so that parts which start at zero take part. The
+    training path unrolls the whole batch; the decoding path drafts the true tokens below each of a few roots.
+
+    Args:
+        drafter: on the device of ``batch``.
+        batch: a few artifacts.
+        anchors: roots per sample, spread over its answers.
+
+    Raises:
+        GateError: above :data:`PARITY_TOLERANCE`.
+    """
+    worst = 0.0
+    with _exact_products(), torch.autocast(batch.ids.device.type, enabled=False):
+        probe = _probe(drafter)
+        batch = batch.to(batch.ids.device, torch.float32)
+        trained = _training_logits(probe, batch, anchors)
+        for (sample, anchor), training in trained.items():
+            decoding = _decoding_logits(probe, batch, sample, anchor, max(training))
+            for step, logits in training.items():
+                scale = max(1.0, logits.abs().max().item())
+                difference = (logits - decoding[step - 1]).abs().max().item() / scale
+                worst = max(worst, difference)
+                # A NaN is no agreement.
+                if not difference <= PARITY_TOLERANCE:
+                    raise GateError(
+                        f"parity gate: at draft step {step} behind token {anchor} of {batch.keys[sample]} the logits "
+                        f"of training and of decoding differ by {difference:.1e} of their size (limit "
+                        f"{PARITY_TOLERANCE:.0e}), so training would teach what decoding never asks. This is a fault "
+                        "of the drafter's code, not of the settings; gates=off trains regardless"
+                    )
+    return worst
+
+
+def _taught_tokens(batch: TeacherBatch) -> tuple[Tensor, Tensor]:
+    """States [P, D] at the supervised positions, and the tokens [P] that follow."""
+    sample, position = supervised_positions(batch.answer_mask).nonzero(as_tuple=True)
+    return batch.last[sample, position], batch.ids[sample, position + 1]
+
+
+def _probe(drafter: FoveaDrafter) -> FoveaDrafter:
+    """A float32 copy with noise of a tenth of each weight's size on it; draws at random are replaced by the rule."""
+    config = drafter.config
+    if config.retrieval.mode == "random":
+        config = replace(config, retrieval=replace(config.retrieval, mode="mass"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        probe = type(drafter)(drafter.spec, config, drafter.head.to(drafter.device, torch.float32))
+        probe.load_state_dict(drafter.state_dict())
+        for parameter in probe.parameters():
+            noise = torch.randn(parameter.shape) * (0.1 * parameter.std(correction=0) + 0.02)
+            parameter.add_(noise.to(parameter.dtype))
+    return probe.to(drafter.device, torch.float32).eval()
+
+
+def _training_logits(
+    drafter: FoveaDrafter, batch: TeacherBatch, per_sample: int
+) -> dict[tuple[int, int], dict[int, Tensor]]:
+    """Logits [V] by (sample, anchor) and step, for a few anchors of each sample behind its last picture."""
+    steps = drafter.config.depth + 1
+    unrolled = unroll(drafter, batch, steps=steps)
+    supervised = supervised_positions(batch.answer_mask).cpu()
+    # In the order of Unrolled: by teacher position, then by step.
+    rows = [
+        (sample, position - step, step)
+        for sample, position in supervised.nonzero().tolist()
+        for step in range(1, steps + 1)
+        if position >= step and supervised[sample, position - step]
+    ]
+    visual = batch.is_visual.cpu()
+    chosen: dict[int, set[int]] = {}
+    for sample in range(len(batch.keys)):
+        seen = visual[sample].nonzero()[:, 0]
+        first = int(seen.max()) + 1 if len(seen) else 0
+        roots = sorted({anchor for number, anchor, _ in rows if number == sample and anchor >= first})
+        chosen[sample] = {roots[int(i)] for i in torch.linspace(0, len(roots) - 1, per_sample)} if roots else set()
+    out: dict[tuple[int, int], dict[int, Tensor]] = {}
+    for (sample, anchor, step), state in zip(rows, unrolled.h_hat, strict=True):
+        if anchor in chosen[sample]:
+            out.setdefault((sample, anchor), {})[step] = drafter.logits(state)
+    return out
+
+
+def _decoding_logits(drafter: FoveaDrafter, batch: TeacherBatch, sample: int, anchor: int, steps: int) -> list[Tensor]:
+    """Logits [V] of steps 1 to ``steps`` when the true tokens are drafted below root token ``anchor`` + 1."""
+    deepest = drafter.config.depth
+    proposer = NeuralProposer(drafter, TreeConfig(width=1, depth=deepest, nodes=deepest + 1))
+    prompt = slice(0, anchor + 1)
+    visual = batch.visual[sample][batch.visual_valid[sample]]
+    embeds = drafter.embed(batch.ids[sample, prompt])
+    is_visual = batch.is_visual[sample, prompt]
+    embeds[is_visual] = visual
+    proposer.start(
+        Prefill(
+            ids=batch.ids[sample, prompt],
+            positions=batch.positions[sample, :, prompt],
+            embeds=embeds,
+            hidden=batch.last[sample, prompt],
+            visual=visual,
+            is_visual=is_visual,
+            capacity=anchor + 2 + steps,
+        )
+    )
+    tokens = batch.ids[sample, anchor + 1 : anchor + 1 + steps]
+    proposer.commit(tokens[:1], batch.last[sample, anchor : anchor + 1])
+    logits = []
+    for depth, token in enumerate(tokens.cpu().numpy()[:, None]):
+        parent = np.array([0 if depth else -1])
+        logits.append(proposer.node_logits(token, parent, depth)[0])
+    return logits
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Full float32 matrix products, whatever the run has chosen."""
+    chosen = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(chosen)
