@@ -186,5 +186,6 @@ def _caption(step: EvidenceStep, answer: Sequence[int], decode: Callable[[Sequen
 
 
 def _quoted(text: str) -> str:
-    """Text of a token in quotes, which show its spaces."""
-    return f"“{text}”".replace("\n", "⏎")
+    """Text of a token in quotes, which show its spaces; what cannot be printed is a box with a question mark."""
+    text = text.replace("\n", "⏎")
+    return "“" + "".join(character if character.isprintable() else "\ufffd" for character in text) + "”"

@@ -65,6 +65,7 @@ class SpeedMetrics(Metric):
     Args:
         sources: every source that may occur, the same and in the same order on all ranks.
         max_depth: of the deepest draft in any tree.
+        kwargs: of torchmetrics.
     """
 
     full_state_update = False
@@ -77,8 +78,8 @@ class SpeedMetrics(Metric):
     possible: Tensor
     peak_bytes: Tensor
 
-    def __init__(self, sources: Sequence[str], max_depth: int) -> None:
-        super().__init__()
+    def __init__(self, sources: Sequence[str], max_depth: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.sources = tuple(sources)
         self.max_depth = max_depth
         rows = len(self.sources)

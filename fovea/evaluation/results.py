@@ -91,7 +91,8 @@ class SpeedResult:
         """
         sources = sorted({prompt.speculative.source for prompt in self.prompts})
         deepest = max((r.tree_depth for trace in self.speculative for r in trace.rounds), default=1)
-        metrics = SpeedMetrics(sources, max(1, deepest))
+        # The traces of all ranks are here already, so there is nothing to sum over ranks.
+        metrics = SpeedMetrics(sources, max(1, deepest), sync_on_compute=False)
         for prompt in self.prompts:
             metrics.update(prompt.speculative, prompt.autoregressive, prompt.transformers)
         computed = metrics.compute()
