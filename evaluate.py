@@ -21,7 +21,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     typed = command_line()
     cfg, checkpoint = runs.evaluated(cfg, typed)
-    job = assemble.checked(cfg)
+    job = assemble.start(cfg)
     loggers = tracking.loggers(cfg)
     tracking.log_settings(loggers, cfg)
     L.seed_everything(cfg.seed, workers=True)

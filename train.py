@@ -19,7 +19,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     from fovea.app.inherit import command_line
 
     cfg, checkpoint = runs.continued(cfg, command_line())
-    job = assemble.checked(cfg)
+    job = assemble.start(cfg)
     loggers = tracking.loggers(cfg)
     L.seed_everything(cfg.seed, workers=True)
     target = assemble.find_target(job)

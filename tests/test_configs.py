@@ -10,8 +10,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from fovea.app.assemble import SPEED_EVALUATION
 from fovea.app.launch import CONFIG_DIR, unknown_names
-from fovea.app.settings import read_settings, require_filled
+from fovea.app.settings import read_settings
+from fovea.app.sources import source
 from fovea.app.typed import SettingError
 
 MODELS = ("tiny_qwen25vl", "qwen25vl")
@@ -61,8 +63,9 @@ def test_objects_can_be_made(choice, tmp_path):
     group = choice.split("=")[0]
     node = composed(choice, folder=str(tmp_path))[group]
     OmegaConf.set_struct(node, False)
-    for item in [node] if "_target_" in node else node.values():
-        instantiate(item)
+    items = {group: node} if "_target_" in node else node
+    for name, item in items.items():
+        instantiate(item, **({"evaluation": None} if name == SPEED_EVALUATION else {}))
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.rglob("*.yaml")), ids=lambda p: str(p.relative_to(CONFIG_DIR)))
@@ -109,13 +112,11 @@ class TestTheRealModel:
         assert (retrieval.mode, retrieval.k) == ("topk", 16)
 
     def test_what_only_the_user_knows_is_asked_for(self, cfg):
-        with pytest.raises(SettingError, match=r"data\.path is not set; .* data\.path=<path>"):
-            require_filled(cfg, "data.train", "benchmark.conversations")
-        cfg.data.path = "train.jsonl"
-        with pytest.raises(SettingError, match=r"data\.heldout_path is not set"):
-            require_filled(cfg, "data.train", "benchmark.conversations")
+        for where, field in [("data.train", "data.path"), ("benchmark.conversations", "data.heldout_path")]:
+            with pytest.raises(SettingError, match=f"{field} is not set; .* {field}=<path>"):
+                source(cfg, where)
         with pytest.raises(SettingError, match=r"benchmark\.folder is not set"):
-            require_filled(composed("benchmark=mmspec"), "data.train", "benchmark.conversations")
+            source(composed("benchmark=mmspec"), "benchmark.conversations")
 
 
 class TestTheCommandLineWins:
@@ -202,7 +203,6 @@ def test_unknown_names_list_the_choices(override, message):
 
 def test_known_names_are_not_complained_about():
     assert unknown_names(["-m", "drafter.retrieval.rho=0.6,0.8", "model=qwen25vl", "+new.field=1"], "train") == []
-    assert unknown_names(["data=jsonl", "data.path=here"], "train") == []
 
 
 def test_yaml_files_have_no_duplicate_keys():

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
-from fovea.app import sources, targets, tracking
+from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings
 from fovea.drafters.checkpoint import Teaching, load_drafter
@@ -41,11 +41,19 @@ class Job:
     folder: Path
 
 
-def checked(cfg: DictConfig) -> Job:
-    """The job of ``cfg``, refused in seconds if a value, a file or the target is not what it must be."""
+def start(cfg: DictConfig) -> Job:
+    """The job of ``cfg``, whose settings are written into its folder.
+
+    Raises:
+        SettingError: a value cannot be used.
+        FileNotFoundError: the target or the conversations are not where they should be.
+    """
     settings = read_settings(cfg)
     targets.require_target(cfg.model)
-    return Job(cfg, settings, device_of(cfg.trainer.accelerator), Path(cfg.paths.output_dir))
+    sources.require_sources(cfg)
+    folder = Path(cfg.paths.output_dir)
+    runs.record_settings(folder, cfg)
+    return Job(cfg, settings, device_of(cfg.trainer.accelerator), folder)
 
 
 def find_target(job: Job) -> Path:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
-
-from fovea.app.typed import SettingError
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,8 @@ def parse(overrides: list[str], groups: Iterable[str]) -> CommandLine:
     return CommandLine(overrides, frozenset(chosen), values)
 
 
-def inherit(cfg: DictConfig, run: Path, typed: CommandLine, nodes: Iterable[str]) -> DictConfig:
-    """``cfg`` with ``nodes`` as the run in the folder ``run`` had them; what was typed still wins.
-
-    Raises:
-        SettingError: the folder holds no run.
-    """
-    saved = saved_config(run)
+def inherit(cfg: DictConfig, saved: DictConfig, typed: CommandLine, nodes: Iterable[str]) -> DictConfig:
+    """``cfg`` with ``nodes`` as the run with the configuration ``saved`` had them; what was typed still wins."""
     merged = cfg.copy()
     with open_dict(merged):
         for node in nodes:
@@ -71,13 +63,3 @@ def inherit(cfg: DictConfig, run: Path, typed: CommandLine, nodes: Iterable[str]
     for key, value in typed.values.items():
         OmegaConf.update(merged, key, value)
     return merged
-
-
-def saved_config(run: Path) -> DictConfig:
-    """The configuration of an earlier run, as Hydra saved it."""
-    path = run / ".hydra" / "config.yaml"
-    if not path.is_file():
-        raise SettingError(f"{run} is no run folder, {path} is missing; give one such as outputs/<date>/<time>-fovea")
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
-    return config

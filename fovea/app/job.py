@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from fovea.app import errors, tracking
 from fovea.app.inherit import command_line
-from fovea.app.logs import FILE_ONLY
+from fovea.app.logs import FILE_ONLY, quiet_lightning
 from fovea.app.outcome import Outcome
 from fovea.app.provenance import write_provenance
 from fovea.app.typed import SettingError
@@ -33,6 +33,7 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
     folder = Path(cfg.paths.output_dir)
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     outcome = Outcome(command_line().overrides)
+    quiet_lightning()
     try:
         if _first_process():
             write_provenance(folder)

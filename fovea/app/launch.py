@@ -49,7 +49,7 @@ def _unknown(cfg: DictConfig, key: str) -> str | None:
     for name in key.split("."):
         if not isinstance(node, DictConfig):
             return None
-        if name not in node.keys():  # noqa: SIM118 - "in" does not see fields that wait for a value
+        if name not in node:
             return f"{walked} has no field '{name}'{choices(name, [str(k) for k in node])}"
         walked = name if node is cfg else f"{walked}.{name}"
         node = OmegaConf.select(node, name, throw_on_missing=False)

@@ -8,7 +8,6 @@ from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
 
 from fovea.app.typed import SettingError, build
 from fovea.artifacts.config import ExportConfig
@@ -64,18 +63,6 @@ def build_named(cfg: DictConfig, where: str) -> Any:
         return None
     values = _plain(cfg, where)
     return build(get_class(values.pop("_target_")), values, where)
-
-
-def require_filled(cfg: DictConfig, *nodes: str) -> None:
-    """Refuses ``nodes`` that need a field which only the user can know and did not give."""
-    for where in nodes:
-        try:
-            node = OmegaConf.select(cfg, where)
-            if isinstance(node, DictConfig):
-                OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-        except (MissingMandatoryValue, InterpolationToMissingValueError) as error:
-            field = str(error).split("Missing mandatory value: ")[-1].split()[0]
-            raise SettingError(f"{field} is not set; give it on the command line: {field}=<path>") from error
 
 
 def _plain(cfg: DictConfig, where: str) -> dict[str, Any]:

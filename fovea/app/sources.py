@@ -8,11 +8,21 @@ from typing import Any
 
 from hydra.utils import get_class, instantiate
 from lightning import LightningDataModule
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from fovea.app.settings import Settings, require_filled
+from fovea.app.settings import Settings
+from fovea.app.typed import SettingError
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
+
+
+def require_sources(cfg: DictConfig) -> None:
+    """Refuses paths that are not set or lead nowhere, before anything expensive."""
+    used = ["data.train", "data.val"] if cfg.task == "train" else []
+    if cfg.task == "evaluate" or cfg.speed_eval:
+        used.append("benchmark.conversations")
+    for where in used:
+        source(cfg, where)
 
 
 def make_datamodule(
@@ -43,7 +53,11 @@ def source(cfg: DictConfig, where: str) -> Any:
         SettingError: a path is not set.
         FileNotFoundError: there is nothing at the path.
     """
-    require_filled(cfg, where)
-    group, field = where.split(".")
-    node = cfg[group][field]
-    return instantiate(node) if isinstance(node, DictConfig) else node
+    node = OmegaConf.select(cfg, where)
+    if not isinstance(node, DictConfig):
+        return node
+    for name, typed in OmegaConf.to_container(node, resolve=False).items():  # type: ignore[union-attr]
+        if name in ("path", "folder") and node[name] is None:
+            field = str(typed).strip("${}")  # the node takes it from where the user sets it
+            raise SettingError(f"{field} is not set; give it on the command line: {field}=<path>")
+    return instantiate(node)

@@ -6,14 +6,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from fovea.app.inherit import inherit, parse
+from fovea.app.runs import saved_config
 from fovea.app.typed import SettingError
 
 GROUPS = ("decode", "drafter", "model")
 
 
 @pytest.fixture
-def earlier_run(tmp_path):
-    saved = OmegaConf.create(
+def saved():
+    return OmegaConf.create(
         {
             "seed": 7,
             "paths": {"cache": "there"},
@@ -22,9 +23,6 @@ def earlier_run(tmp_path):
             "decode": {"nodes": 40},
         }
     )
-    (tmp_path / ".hydra").mkdir()
-    OmegaConf.save(saved, tmp_path / ".hydra" / "config.yaml")
-    return tmp_path
 
 
 def composed():
@@ -46,26 +44,26 @@ def test_typed_values_are_nested_below_their_group():
     assert typed.values["seed"] == 1
 
 
-def test_the_earlier_run_holds_where_nothing_was_typed(earlier_run):
+def test_the_saved_holds_where_nothing_was_typed(saved):
     typed = parse(["drafter.retrieval.rho=0.6"], GROUPS)
-    cfg = inherit(composed(), earlier_run, typed, ["model", "drafter", "decode"])
+    cfg = inherit(composed(), saved, typed, ["model", "drafter", "decode"])
     assert cfg.drafter == {"blocks": 3, "retrieval": {"rho": 0.6, "k_min": 4}}
     assert cfg.decode.nodes == 40
     assert cfg.seed == 42  # not among the nodes
     assert cfg.paths.cache == "there"
 
 
-def test_a_typed_group_is_the_new_one(earlier_run):
-    cfg = inherit(composed(), earlier_run, parse(["decode=paper"], GROUPS), ["decode", "drafter"])
+def test_a_typed_group_is_the_new_one(saved):
+    cfg = inherit(composed(), saved, parse(["decode=paper"], GROUPS), ["decode", "drafter"])
     assert cfg.decode.nodes == 8
     assert cfg.drafter.blocks == 3
 
 
-def test_interpolations_of_the_earlier_run_follow_typed_values(earlier_run):
-    cfg = inherit(composed(), earlier_run, parse(["model.rho=0.9"], GROUPS), ["model", "drafter"])
+def test_interpolations_of_the_saved_follow_typed_values(saved):
+    cfg = inherit(composed(), saved, parse(["model.rho=0.9"], GROUPS), ["model", "drafter"])
     assert cfg.drafter.retrieval.rho == 0.9
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"is no run folder.*config\.yaml is missing"):
-        inherit(composed(), tmp_path, parse([], GROUPS), ["decode"])
+        saved_config(tmp_path)
