@@ -23,7 +23,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     loggers = tracking.loggers(cfg)
     L.seed_everything(cfg.seed, workers=True)
     target = assemble.find_target(job)
-    evaluation = assemble.make_evaluation(job, target) if cfg.speed_eval else None
+    evaluation = assemble.make_evaluation(job, target) if job.settings.speed_eval else None
     datamodule = assemble.make_datamodule(job, target)
     module = assemble.make_module(job, target)
     trainer = assemble.make_trainer(job, loggers, evaluation)

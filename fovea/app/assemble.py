@@ -50,7 +50,7 @@ def start(cfg: DictConfig) -> Job:
     """
     settings = read_settings(cfg)
     targets.require_target(cfg.model)
-    sources.require_sources(cfg)
+    sources.require_sources(cfg, settings)
     folder = Path(cfg.paths.output_dir)
     runs.record_settings(folder, cfg)
     return Job(cfg, settings, device_of(cfg.trainer.accelerator), folder)

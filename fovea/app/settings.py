@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from fovea.app.typed import SettingError, build
+from fovea.app.typed import SettingError, build, convert
 from fovea.artifacts.config import ExportConfig
 from fovea.decoding.growth import TreeConfig
 from fovea.drafters.registry import drafter_type
@@ -26,6 +26,8 @@ class Settings:
         drafter: numbers of the drafter called ``cfg.drafter.name``.
         loader: how batches are made; the class is named in ``cfg.data.loader``.
         target_recipe: how to build the target; None if it is not built here.
+        speed_eval: measure decoding speed while training and at its end.
+        gates: run the gates before training.
     """
 
     drafter: Any
@@ -36,6 +38,8 @@ class Settings:
     export: ExportConfig
     loader: Any
     target_recipe: Any
+    speed_eval: bool
+    gates: bool
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -54,6 +58,8 @@ def read_settings(cfg: DictConfig) -> Settings:
         export=build(ExportConfig, _plain(cfg, "data.export"), "data.export"),
         loader=build_named(cfg, "data.loader"),
         target_recipe=build_named(cfg, "model.build"),
+        speed_eval=convert(cfg.speed_eval, bool, "speed_eval"),
+        gates=convert(cfg.gates, bool, "gates"),
     )
 
 

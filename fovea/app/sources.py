@@ -16,10 +16,10 @@ from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
 
 
-def require_sources(cfg: DictConfig) -> None:
+def require_sources(cfg: DictConfig, settings: Settings) -> None:
     """Refuses paths that are not set or lead nowhere, before anything expensive."""
     used = ["data.train", "data.val"] if cfg.task == "train" else []
-    if cfg.task == "evaluate" or cfg.speed_eval:
+    if cfg.task == "evaluate" or settings.speed_eval:
         used.append("benchmark.conversations")
     for where in used:
         source(cfg, where)

@@ -13,6 +13,10 @@ from typing import Any, Literal, TypeVar, Union
 T = TypeVar("T")
 
 
+#: Words for true and false that a YAML file takes, and that a command line leaves as text.
+WORDS = {"on": True, "yes": True, "off": False, "no": False}
+
+
 class SettingError(ValueError):
     """A setting that cannot be used; the message names it, its value and the remedy."""
 
@@ -20,7 +24,7 @@ class SettingError(ValueError):
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """An instance of the dataclass ``cls`` from plain ``values`` that stand at ``where`` in the configuration.
 
-    Nested dataclasses, tuples, literals, optionals and paths are converted; nothing else is: ``"08"`` is no number.
+    Nested dataclasses, tuples, literals, optionals, paths and on/off are converted; nothing else: ``"08"`` is no number.
 
     Raises:
         SettingError: for an unknown or missing field, a wrong type, or a value that the dataclass refuses.
@@ -91,6 +95,8 @@ def _first_match(value: Any, alternatives: list[Any], where: str) -> Any:
 def _scalar(value: Any, annotation: Any, where: str) -> Any:
     if annotation is Path and isinstance(value, str):
         return Path(value)
+    if annotation is bool and isinstance(value, str):
+        value = WORDS.get(value.lower(), value)
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     # A bool is an int to Python, but "true" is no width.

@@ -48,6 +48,11 @@ def test_values_arrive_as_the_types_that_the_dataclass_names():
     assert isinstance(built.inner.rho, float)
 
 
+@pytest.mark.parametrize(("word", "meant"), [("on", True), ("yes", True), ("off", False), ("No", False), (True, True)])
+def test_words_for_true_and_false(word, meant):
+    assert build(Outer, {"blocks": 2, "shared": word}, "drafter").shared is meant
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -57,7 +62,7 @@ def test_values_arrive_as_the_types_that_the_dataclass_names():
         ({"blocks": 2.0}, "drafter.blocks must be a whole number, got 2.0"),
         ({"blocks": True}, "drafter.blocks must be a whole number, got True"),
         ({"blocks": None}, "drafter.blocks must be a whole number, got None"),
-        ({"blocks": 2, "shared": "yes"}, "drafter.shared must be true or false, got 'yes'"),
+        ({"blocks": 2, "shared": "maybe"}, "drafter.shared must be true or false, got 'maybe'"),
         ({"blocks": 2, "layers": 3}, r"drafter.layers must be a list such as \[1,2\], got 3"),
         ({"blocks": 2, "layers": [1, "a"]}, r"drafter.layers\[1\] must be a whole number"),
         ({"blocks": 2, "inner": 3}, "drafter.inner must hold named fields"),
