@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fovea.targets.conversation import Conversation
+from fovea.targets.head import TargetHead
 from fovea.targets.kv_cache import KVCache
 from fovea.targets.teacher_batch import TeacherSample
 
@@ -137,6 +138,11 @@ class Target(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, cache and states."""
+        ...
+
+    @property
+    def head(self) -> TargetHead:
+        """What a drafter shares of it, in the same memory."""
         ...
 
     def encode(self, conversation: Conversation, answers: Sequence[Sequence[int]] | None = None) -> Encoded:

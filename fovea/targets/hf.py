@@ -76,17 +76,17 @@ class HFTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where the target is; everything it returns is there."""
+        """See :attr:`fovea.targets.base.Target.device`."""
         return self._text.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of weights, cache and states."""
+        """See :attr:`fovea.targets.base.Target.dtype`."""
         return self._text.norm.weight.dtype
 
     @property
     def head(self) -> TargetHead:
-        """Embedding, LM head and final norm, sharing memory with the target."""
+        """See :attr:`fovea.targets.base.Target.head`."""
         return TargetHead(self._text.embed_tokens.weight, self._lm_head_weight, self._text.norm.weight)
 
     @property

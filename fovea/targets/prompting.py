@@ -50,8 +50,9 @@ class ChatPrompt:
         self._tokenizer = tokenizer
         self._image_token = image_token
         self._eos_ids = frozenset(eos_ids)
-        controls = sorted({str(token) for token in tokenizer.all_special_tokens if str(token)}, key=len, reverse=True)
-        self._control = re.compile("|".join(re.escape(token) for token in controls)) if controls else None
+        controls = {str(token) for token in (*tokenizer.all_special_tokens, image_token) if token}
+        longest_first = sorted(controls, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first))) if controls else None
 
     def tokens(self, conversation: Conversation, answers: Sequence[Sequence[int]] | None = None) -> PromptTokens:
         """Ids of ``conversation``; ``answers`` as in :meth:`fovea.targets.base.Target.encode`.
