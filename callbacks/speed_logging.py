@@ -53,7 +53,9 @@ def log_to_wandb(run: Any, result: SpeedResult, folder: Path, global_step: int) 
     cardinalities = _cardinalities(result.speculative)
     if len(cardinalities):
         record["retrieval/k"] = wandb.Histogram(cardinalities.tolist())
-        record["retrieval/cardinality"] = wandb.Image(retrieval_cardinality(result.speculative))
+        record["retrieval/cardinality"] = wandb.Image(
+            retrieval_cardinality(result.speculative, result.retrieval_limits)
+        )
     if (folder / EVIDENCE).is_file():
         record["retrieval/evidence"] = wandb.Image(str(folder / EVIDENCE))
     run.log(record)

@@ -26,6 +26,9 @@ from fovea.visual.retrieval import Retrieved
 #: One hue from transparent to opaque: the picture shows through where nothing was retrieved.
 _HEAT = LinearSegmentedColormap.from_list("evidence", [(0.84, 0.37, 0.0, 0.0), (0.84, 0.37, 0.0, 0.75)])
 
+#: Width of a panel and most height of all rows, in inches.
+_PANEL, _TALLEST = 2.0, 6.0
+
 
 class RetrievingProposer(Proposer, Protocol):
     """A proposer that remembers what the nodes of its last tree retrieved, pass by pass, the root's first."""
@@ -127,11 +130,11 @@ def draw_evidence(
     """
     maps = [heat_maps(step.weights, grids) for step in steps]
     scale = Normalize(0.0, max(float(step.weights.max()) for step in steps))
-    aspect = sum(image.height / image.width for image in images)
+    height = min(_TALLEST, _PANEL * sum(image.height / image.width for image in images))
     panels = len(steps) + 1
     heading = textwrap.wrap(question, 22 * panels)
     with house_style():
-        figure = Figure(figsize=(2.05 * panels + 0.9, 1.95 * aspect + 0.75 + 0.17 * len(heading)))
+        figure = Figure(figsize=(_PANEL * panels + 0.9, height + 0.75 + 0.17 * len(heading)))
         grid = figure.subplots(
             len(images), panels, squeeze=False, gridspec_kw={"height_ratios": [i.height / i.width for i in images]}
         )
@@ -159,7 +162,7 @@ def _show(axes: Axes, image: Image.Image, faded: bool = False) -> None:
         axes.imshow(image.convert("L"), cmap="gray", vmin=0, vmax=255, alpha=0.5, extent=extent)
     else:
         axes.imshow(image, extent=extent)
-    axes.set(xticks=[], yticks=[])
+    axes.set(xticks=[], yticks=[], anchor="NW")
     axes.spines[:].set(visible=True, color=MUTED, linewidth=0.6)
 
 

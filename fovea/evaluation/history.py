@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,12 @@ from fovea.evaluation.results import ALL, EVALUATION
 #: Folders of a run: all evaluations, one per epoch, and the one of the finished drafter.
 EVALUATIONS, EPOCH, FINAL = "evaluation", "epoch_{:02d}", "final"
 _EPOCH = re.compile(r"epoch_(\d+)")
-#: Loss curves are logged under this name and its terms.
-LOSS = re.compile(r"train/(loss(?:_\w+)?)(?:_step)?")
+#: Columns of the log that are curves: the training loss and its terms, the share of drafts that agree with the teacher
+#: at each step of the unrolled training, and the loss on held-out samples.
+_CURVES = re.compile(r"train/(?P<loss>loss\w*)|train/top1_(?P<agreement>step_\d+)|val/(?P<validation>loss)")
+
+#: Optimizer steps and values.
+Curve = tuple[list[int], list[float]]
 
 
 @dataclass(frozen=True)
@@ -23,32 +27,41 @@ class TrainingHistory:
     """What was logged along the way.
 
     Attributes:
-        losses: name of each loss term -> optimizer steps and values.
+        losses: name of each loss term -> its curve.
+        agreement: draft step, such as ``step_1`` -> share of rows in which the draft's best token is the teacher's.
+        validation: curve of the loss on held-out samples, empty if there are none.
         evaluations: epoch, from 1, and the pooled figures measured after it.
     """
 
-    losses: dict[str, tuple[list[int], list[float]]]
-    evaluations: list[tuple[int, dict[str, Any]]]
+    losses: dict[str, Curve] = field(default_factory=dict)
+    agreement: dict[str, Curve] = field(default_factory=dict)
+    validation: Curve = field(default_factory=lambda: ([], []))
+    evaluations: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     @classmethod
     def read(cls, run: Path) -> TrainingHistory:
         """The history of the run in the folder ``run``; empty where nothing was logged."""
-        losses: dict[str, tuple[list[int], list[float]]] = {}
+        history = cls()
         for path in sorted(run.rglob("metrics.csv")):
             with path.open(newline="", encoding="utf-8") as stream:
                 for row in csv.DictReader(stream):
-                    _add_losses(losses, row)
-        evaluations = []
+                    history._add(row)
         for folder in sorted((run / EVALUATIONS).glob("epoch_*")):
             if (found := _EPOCH.fullmatch(folder.name)) and (folder / EVALUATION).is_file():
                 record = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-                evaluations.append((int(found[1]), record["figures"][ALL]))
-        return cls(losses, sorted(evaluations, key=lambda item: item[0]))
+                history.evaluations.append((int(found[1]), record["figures"][ALL]))
+        history.evaluations.sort(key=lambda item: item[0])
+        return history
 
-
-def _add_losses(losses: dict[str, tuple[list[int], list[float]]], row: dict[str, str]) -> None:
-    for column, value in row.items():
-        if value and row.get("step") and (name := LOSS.fullmatch(column)):
-            steps, values = losses.setdefault(name[1], ([], []))
-            steps.append(int(row["step"]))
-            values.append(float(value))
+    def _add(self, row: dict[str, str]) -> None:
+        """Takes the curves out of a row of the log, which has a step and some of the columns."""
+        for column, value in row.items():
+            if value and row["step"] and (found := _CURVES.fullmatch(column)):
+                if found["validation"]:
+                    steps, values = self.validation
+                elif found["loss"]:
+                    steps, values = self.losses.setdefault(found["loss"], ([], []))
+                else:
+                    steps, values = self.agreement.setdefault(found["agreement"], ([], []))
+                steps.append(int(row["step"]))
+                values.append(float(value))

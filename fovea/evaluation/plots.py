@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
@@ -136,34 +137,45 @@ def round_time(figures: Mapping[str, Figures]) -> Figure:
 
 
 def training_curves(history: TrainingHistory) -> Figure:
-    """Loss terms over optimizer steps, and what the speed evaluation found after each epoch."""
+    """Loss terms and agreement with the teacher over optimizer steps; what was measured after each epoch."""
     with house_style():
-        figure = Figure(figsize=(8.8, 3.4))
-        left, right = figure.subplots(1, 2)
+        figure = Figure(figsize=(11.4, 3.4))
+        left, middle, right = figure.subplots(1, 3)
         for name, (steps, values) in history.losses.items():
             total = name == "loss"
-            left.plot(steps, values, color=INK if total else None, label=name, linewidth=2.2 if total else 1.4)
-        left.set(title="Training loss", xlabel="optimizer step", ylabel="loss per supervised row (weighted mean)")
-        left.grid(axis="y")
+            label = "total" if total else name.removeprefix("loss_")
+            left.plot(steps, values, color=INK if total else None, label=label, linewidth=2.2 if total else 1.4)
+        if history.validation[0]:
+            left.plot(*history.validation, "o--", color=INK, linewidth=1.2, label="total, held out")
+        left.set(title="Loss", xlabel="optimizer step", ylabel="weighted mean over supervised rows")
         if history.losses:
             left.set_yscale("log")
             left.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
             for place in ("major", "minor"):
                 getattr(left.yaxis, f"set_{place}_formatter")(FuncFormatter(lambda value, _: f"{value:g}"))
             left.legend(ncols=2)
+        shades = colormaps["viridis"](np.linspace(0.0, 0.85, max(1, len(history.agreement))))
+        for (name, (steps, values)), shade in zip(history.agreement.items(), shades, strict=False):
+            middle.plot(steps, values, color=shade, linewidth=1.4, label=name.replace("_", " "))
+        middle.set(title="Draft = teacher's choice", xlabel="optimizer step", ylabel="share of rows", ylim=(0, 1))
+        middle.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        if history.agreement:
+            middle.legend(ncols=2)
         epochs = [epoch for epoch, _ in history.evaluations]
         for key, color, label in (
             ("tau", BLUE, "tau (tokens per round)"),
             ("speedup", ORANGE, "speedup (times)"),
             ("decode_speedup", GREEN, "decode speedup (times)"),
         ):
-            right.plot(epochs, [figures[key] for _, figures in history.evaluations], "o-", color=color, label=label)
+            values = _column({str(epoch): figures for epoch, figures in history.evaluations}, key)
+            right.plot(epochs, values, "o-", color=color, label=label)
         right.axhline(1, color=MUTED, linewidth=1)
         right.set(title="Speed after each epoch", xlabel="epoch")
         right.set_ylim(bottom=0)
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
-        right.grid(axis="y")
         right.legend()
+        for axes in (left, middle, right):
+            axes.grid(axis="y")
     return figure
 
 

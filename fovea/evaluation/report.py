@@ -86,15 +86,13 @@ def print_table(result: SpeedResult, console: Console | None = None) -> None:
 
 def _figures(result: SpeedResult, history: TrainingHistory) -> Iterator[tuple[str, Figure]]:
     """The plots that these results have data for."""
-    figures, settings = result.figures(), result.settings
-    yield "speed_by_family", plots.speed_by_family(figures, settings.get("most_tokens_per_round"))
+    figures = result.figures()
+    yield "speed_by_family", plots.speed_by_family(figures, result.settings.get("most_tokens_per_round"))
     if figures[ALL]["rounds"]:
         yield "acceptance_by_depth", plots.acceptance_by_depth(figures[ALL])
         yield "round_time", plots.round_time(figures)
     if any(r.retrieval for trace in result.speculative for r in trace.rounds):
-        rule = settings.get("retrieval", {})
-        limits = (rule["k_min"], rule["k_max"]) if rule.get("mode") == "mass" else None
-        yield "retrieval_cardinality", plots.retrieval_cardinality(result.speculative, limits)
+        yield "retrieval_cardinality", plots.retrieval_cardinality(result.speculative, result.retrieval_limits)
     if history.losses or history.evaluations:
         yield "training_curves", plots.training_curves(history)
 

@@ -83,6 +83,12 @@ class SpeedResult:
         """The drafter's traces."""
         return [prompt.speculative for prompt in self.prompts]
 
+    @property
+    def retrieval_limits(self) -> tuple[int, int] | None:
+        """K_min and K_max of the mass rule, if that is how evidence was retrieved."""
+        rule = self.settings.get("retrieval", {})
+        return (rule["k_min"], rule["k_max"]) if rule.get("mode") == "mass" else None
+
     def figures(self) -> dict[str, dict[str, Any]]:
         """The numbers of every source, by name, and of all pooled, last.
 

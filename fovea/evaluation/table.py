@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fovea.evaluation.results import ALL
@@ -33,7 +34,7 @@ COLUMNS = (
     ),
     Column("decode speedup", "decode_speedup", "{:.2f}x", "the same without image and prompt processing"),
     Column(
-        "vs. transformers",
+        "vs. HF generate",
         "speedup_over_transformers",
         "{:.2f}x",
         "wall-clock of transformers' generate / of speculative decoding, on the prompts measured with both",
@@ -56,7 +57,7 @@ def rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """The table for a terminal."""
     heading, *body = rows(figures)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number, name in enumerate(heading):
         table.add_column(name, justify="right" if number else "left", no_wrap=number == 0)
     for row in body:

@@ -59,7 +59,8 @@ def run(result, tmp_path) -> Path:
     (tmp_path / "provenance.json").write_text(json.dumps({"commit": "abc123", "versions": {"torch": "2.9"}}))
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "metrics.csv").write_text(
-        "epoch,lr,step,train/loss,train/loss_kl,speed/tau\n0,0.1,9,4.0,2.0,\n0,0.1,19,2.0,1.0,\n0,,19,,,3.0\n"
+        "epoch,step,train/loss,train/loss_kl,train/top1_step_2,train/lr,val/loss,speed/tau\n"
+        "0,9,4.0,2.0,0.5,0.1,,\n0,19,2.0,1.0,0.75,0.1,,\n0,19,,,,,3.0,\n0,19,,,,,,3.0\n"
     )
     return tmp_path
 
@@ -87,10 +88,10 @@ def test_table_shows_the_pooled_figures(result):
 
 
 def test_comparison_with_transformers_is_a_column_only_where_measured(result):
-    assert "vs. transformers" not in rows(result.figures())[0]
+    assert "vs. HF generate" not in rows(result.figures())[0]
     beside = SpeedResult([*result.prompts, prompt("d", "tables", [1], transformers=True)], {}, SETTINGS)
     heading, captions, tables, pooled = rows(beside.figures())
-    column = heading.index("vs. transformers")
+    column = heading.index("vs. HF generate")
     assert captions[column] == "-"
     assert tables[column] == pooled[column] == f"{2 * 0.036 / 0.03:.2f}x"
 
@@ -174,6 +175,8 @@ def test_command_makes_the_report_again(run, result):
 def test_history_reads_logged_losses_and_evaluations(run):
     history = TrainingHistory.read(run)
     assert history.losses == {"loss": ([9, 19], [4.0, 2.0]), "loss_kl": ([9, 19], [2.0, 1.0])}
+    assert history.agreement == {"step_2": ([9, 19], [0.5, 0.75])}
+    assert history.validation == ([19], [3.0])
     assert [(epoch, figures["tau"]) for epoch, figures in history.evaluations] == [(1, 25 / 8), (2, 25 / 8)]
 
 
