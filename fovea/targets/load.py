@@ -11,9 +11,16 @@ from transformers import AutoConfig, GenerationConfig
 
 from fovea.targets.attention import PROBED_SDPA
 from fovea.targets.base import TargetSpec
-from fovea.targets.checkpoint import load_head, resolve_checkpoint, weights_fingerprint
+from fovea.targets.checkpoint import (
+    CheckpointError,
+    load_head,
+    resolve_checkpoint,
+    weight_files,
+    weights_fingerprint,
+)
 from fovea.targets.hf import HFTarget
 from fovea.targets.mid_states import default_mid_layers
+from fovea.targets.prompting import find_chat_template
 from fovea.targets.qwen25vl import Qwen25VL
 from fovea.targets.spec import UnsupportedTargetError
 
@@ -33,7 +40,7 @@ log = logging.getLogger(__name__)
 ADAPTERS: dict[str, type[HFTarget]] = {"Qwen2_5_VLForConditionalGeneration": Qwen25VL}
 
 #: Entries of a generation_config.json that do not change what is generated.
-_HARMLESS = {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config", "do_sample"}
+_HARMLESS = {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config"}
 
 
 def load_spec(path: str | Path) -> TargetSpec:
@@ -62,6 +69,9 @@ def load_target(
     greedy decoding here is the argmax of the model's own logits, in every loop.
 
     Raises:
+        FileNotFoundError: no config.json, no weights, or some of the model's tensors are not among them.
+        UnsupportedTargetError: as in :func:`load_spec`.
+        PromptError: the checkpoint has no chat template.
         ValueError: another ``attn_implementation`` than sdpa, the only one that takes a tree mask on every device.
     """
     if attn_implementation != "sdpa":
@@ -72,7 +82,17 @@ def load_target(
     eos_ids = _eos_ids(folder, config)
     spec = adapter.read_spec(config, eos_ids)
     processor = adapter.processor_class.from_pretrained(folder)
-    model: Any = adapter.model_class.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    find_chat_template(processor)
+    weight_files(folder)
+    model, loading = adapter.model_class.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+    )
+    # transformers would go on with random numbers in their place.
+    if absent := sorted(loading["missing_keys"]):
+        raise CheckpointError(
+            f"'{folder}' lacks {len(absent)} tensors of a {spec.architecture}, {absent[0]} among them; "
+            "point to a complete copy with model.path=<folder>"
+        )
     model.set_attn_implementation({"text_config": PROBED_SDPA})
     ignored = sorted(set(model.generation_config.to_diff_dict()) - _HARMLESS)
     if ignored:
@@ -83,7 +103,7 @@ def load_target(
 
 def _read_config(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"'{folder}' has no config.json; point model.path to a checkpoint folder")
+        raise CheckpointError(f"'{folder}' has no config.json; point model.path to a checkpoint folder")
     return AutoConfig.from_pretrained(folder)
 
 

@@ -21,6 +21,21 @@ class PromptError(ValueError):
     """A conversation that the target cannot read; the message names its key and the remedy."""
 
 
+def find_chat_template(renderer: Any) -> str:
+    """The chat template of a processor, or else of its tokenizer.
+
+    Raises:
+        PromptError: neither has one.
+    """
+    template = getattr(renderer, "chat_template", None)
+    template = template or getattr(getattr(renderer, "tokenizer", None), "chat_template", None)
+    if not template:
+        raise PromptError(
+            "the checkpoint has no chat template; add chat_template.jinja to its folder, as its model card has it"
+        )
+    return template
+
+
 @dataclass(frozen=True)
 class PromptTokens:
     """Ids of a conversation, one placeholder id per image, and which of them belong to an answer."""
@@ -40,13 +55,8 @@ class ChatPrompt:
     """
 
     def __init__(self, renderer: Any, tokenizer: Any, *, image_token: str | None, eos_ids: Sequence[int]) -> None:
-        template = getattr(renderer, "chat_template", None) or getattr(tokenizer, "chat_template", None)
-        if not template:
-            raise PromptError(
-                "the checkpoint has no chat template; add chat_template.jinja to its folder, as its model card has it"
-            )
         self._renderer = renderer
-        self._template = template
+        self._template = find_chat_template(renderer)
         self._tokenizer = tokenizer
         self._image_token = image_token
         self._eos_ids = frozenset(eos_ids)

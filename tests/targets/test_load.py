@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fovea.targets.checkpoint import CheckpointError
 from fovea.targets.load import load_head, load_spec, load_target, resolve_checkpoint, weights_fingerprint
+from fovea.targets.prompting import PromptError
 from fovea.targets.spec import UnsupportedTargetError
 
 
@@ -81,6 +82,8 @@ def test_a_missing_tensor_is_never_made_up(folder: Path, name: str) -> None:
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"holds no (LM head|input embedding|final norm weight)"):
         load_head(folder, dtype=torch.float32)
+    with pytest.raises(CheckpointError, match=rf"lacks \d+ tensors of a Qwen2_5_VL.*{name} among them"):
+        load_target(folder)
 
 
 def test_the_spec_needs_no_weights(small_target, folder: Path) -> None:
@@ -122,6 +125,13 @@ def test_targets_that_cannot_be_decoded_losslessly_are_refused(folder: Path, cha
     with pytest.raises(UnsupportedTargetError, match=message):
         load_spec(folder)
     with pytest.raises(UnsupportedTargetError, match=message):
+        load_target(folder)
+
+
+def test_a_missing_chat_template_is_found_before_the_weights_are_read(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(PromptError, match=r"no chat template; add chat_template.jinja"):
         load_target(folder)
 
 
