@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,10 +70,10 @@ class TinyConversations(ConversationSource):
 
     def digest(self) -> str:
         """Changes with the arguments and with the code that draws."""
-        from fovea.targets.tiny import families
+        from fovea.targets.tiny import drawing, families, scenes
 
-        code = sorted(Path(families.__file__).parent.glob("*.py"))
-        return _hash(f"{self}", *(path.read_bytes() for path in code))
+        code = (inspect.getsource(module) for module in (drawing, scenes, families))
+        return _hash(f"{self}", *code)
 
     def __str__(self) -> str:
         return f"TinyConversations{self._arguments}"

@@ -24,7 +24,10 @@ from webdataset.gopen import gopen
 from webdataset.pipeline import DataPipeline
 from webdataset.shardlists import SimpleShardList, split_by_node, split_by_worker
 from webdataset.tariterators import group_by_keys, tar_file_expander
-from webdataset.utils import enforce_security, pytorch_worker_info
+from webdataset.utils import (
+    enforce_security,  # pyright: ignore[reportAttributeAccessIssue]  (its stub lacks it)
+    pytorch_worker_info,
+)
 
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.manifest import MANIFEST, Manifest, ShardEntry

@@ -86,7 +86,7 @@ class ArtifactWriter:
         shards = whole_shards(folder, fingerprint)
         self.done = frozenset(sample.key for shard in shards for sample in shard.samples)
         mine = [shard.name for shard in shards if shard.name.startswith(f"shard-{rank:02d}-")]
-        self._number = max((int(name[9:14]) + 1 for name in mine), default=0)
+        self._number = max((int(Path(name).stem.rpartition("-")[2]) + 1 for name in mine), default=0)
         for left in folder.glob(f".shard-{rank:02d}-*.partial"):
             left.unlink()
         self._file: BinaryIO | None = None
@@ -136,7 +136,7 @@ class ArtifactWriter:
         self._name = f"shard-{self.rank:02d}-{self._number:05d}.tar"
         self._partial = self.folder / f".{self._name}.partial"
         self._size, self._hash, self._samples = 0, hashlib.sha256(), list[SampleEntry]()
-        self._file = self._partial.open("wb", buffering=0)
+        self._file = self._partial.open("wb")
 
     def _finish_shard(self) -> None:
         if self._file is None:

@@ -1,0 +1,47 @@
+"""The command line of the export."""
+
+import json
+import logging
+
+import pytest
+
+from fovea.artifacts import command
+from fovea.artifacts.reading import open_artifacts
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "c.jsonl"
+    with path.open("w") as file:
+        for i in range(3):
+            messages = [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": "red"}]
+            file.write(json.dumps({"key": f"k.{i}", "messages": messages}) + "\n")
+    return ["--data", "datamodules.conversations:JsonlConversations", f"path={path}", "limit=2"]
+
+
+def test_exports_and_resumes(tmp_path, small_target_path, data, capsys, monkeypatch):
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    arguments = ["--target", str(small_target_path), "--out", str(tmp_path / "out"), "--device", "cpu", *data]
+    for _ in range(2):
+        command.main([*arguments, "--answers", "dataset", "--mid-layers", "1", "2"])
+        assert "2 samples in 1 shards" in capsys.readouterr().out
+    assert [sample.key for sample in open_artifacts(tmp_path / "out")] == ["k.0", "k.1"]
+    with pytest.raises(SystemExit, match=r"error: .*answers is 'dataset' there, 'target' here"):
+        command.main([*arguments, "--mid-layers", "1", "2"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--data", "nonsense"], "write module:factory key=value"),
+        (["--data", "datamodules.conversations:Nothing"], "Nothing"),
+        (["--data", "datamodules.conversations:JsonlConversations", "file=x"], "file"),
+        (["--data", "datamodules.conversations:JsonlConversations", "path=nowhere.jsonl"], r"nowhere\.jsonl"),
+        (["--batch-size", "0"], "batch_size"),
+        (["--target", "nowhere"], "nowhere"),
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, small_target_path, data, change, message):
+    arguments = ["--target", str(small_target_path), "--out", str(tmp_path), *data, *change]
+    with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
+        command.main(arguments)
