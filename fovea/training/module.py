@@ -106,9 +106,6 @@ class DrafterModule(L.LightningModule):
     def on_validation_start(self) -> None:
         self._move_head()
 
-    def transfer_batch_to_device(self, batch: TeacherBatch, device: torch.device, dataloader_idx: int) -> TeacherBatch:
-        return batch.to(device, self.drafter.dtype)
-
     def training_step(self, batch: TeacherBatch, batch_idx: int) -> Tensor:
         unrolled, sums = self._losses(batch, draw=self._micro_batch)
         self._micro_batch += 1
@@ -171,6 +168,7 @@ class DrafterModule(L.LightningModule):
         config = self.unroll_config
         generator = torch.Generator()
         generator.manual_seed((config.seed * 1_000_003 + draw) * 4096 + self.global_rank)
+        batch = batch.to(self.device, self.drafter.dtype)
         unrolled = unroll(self.drafter, batch, steps=self.steps, max_anchors=config.max_anchors, generator=generator)
         sums = objective(
             unrolled.h_hat,
