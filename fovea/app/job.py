@@ -16,7 +16,11 @@ from fovea.app.inherit import command_line
 from fovea.app.logs import FILE_ONLY, quiet_lightning
 from fovea.app.outcome import Outcome
 from fovea.app.provenance import write_provenance
+from fovea.app.runs import LAST_CHECKPOINT
 from fovea.app.typed import SettingError
+
+#: Exit code of a job that Ctrl-C ended, by the shells' convention.
+INTERRUPTED = 130
 
 log = logging.getLogger("fovea")
 
@@ -52,8 +56,9 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
         if not in_sweep:
             raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit):
-        log.error("Interrupted; continue with: python train.py resume=%s", folder)
-        raise
+        resumable = (folder / LAST_CHECKPOINT).is_file()
+        log.error("Interrupted%s", f"; continue with: python train.py resume={folder}" if resumable else "")
+        raise SystemExit(INTERRUPTED) from None
     finally:
         if _first_process():
             outcome.write(folder)

@@ -44,7 +44,7 @@ def _place_in_sweep(node: DictConfig) -> dict[str, Any]:
     if hydra.mode != RunMode.MULTIRUN:
         return {}
     short = [override.rsplit(".", 1)[-1] for override in hydra.overrides.task]
-    return {"group": node.group or Path(hydra.sweep.dir).name, "name": " ".join([node.name, *short])}
+    return {"group": node.group or " ".join(Path(hydra.sweep.dir).parts[-2:]), "name": " ".join([node.name, *short])}
 
 
 def log_settings(built: list[Logger], cfg: DictConfig) -> None:

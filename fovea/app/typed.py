@@ -24,7 +24,7 @@ class SettingError(ValueError):
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """An instance of the dataclass ``cls`` from plain ``values`` that stand at ``where`` in the configuration.
 
-    Nested dataclasses, tuples, literals, optionals, paths and on/off are converted; nothing else: ``"08"`` is no number.
+    Nested dataclasses, tuples, literals, optionals, paths and on/off are converted; ``"08"`` is no number.
 
     Raises:
         SettingError: for an unknown or missing field, a wrong type, or a value that the dataclass refuses.

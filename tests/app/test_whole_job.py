@@ -1,0 +1,168 @@
+"""The whole job on a small random target: train, resume, evaluate, sweep, and what each leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, folder: Path, *overrides: str) -> subprocess.CompletedProcess:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / script), *overrides]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+@pytest.fixture(scope="module")
+def workplace(small_target_path, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A folder with twelve conversations about pictures of their own, and the overrides of a job on them."""
+    folder = tmp_path_factory.mktemp("whole_job")
+    with (folder / "conversations.jsonl").open("w") as stream:
+        for number in range(12):
+            Image.new("RGB", (84 + 28 * (number % 3), 84), (20 * number, 90, 160)).save(folder / f"{number}.png")
+            question = [{"type": "image"}, {"type": "text", "text": f"what is in the picture? {number}"}]
+            record = {"key": f"k.{number}", "messages": [{"role": "user", "content": question}]}
+            stream.write(json.dumps(record | {"images": [f"{number}.png"], "source": "ab"[number % 2]}) + "\n")
+    return folder, [
+        f"model.path={small_target_path}",
+        "model.mid_layers=[1,2]",
+        "model.drafter_blocks=1",
+        "drafter.correction_width=16",
+        "data=jsonl",
+        "data.path=conversations.jsonl",
+        "data.heldout_path=conversations.jsonl",
+        "data.export.max_new_tokens=8",
+        "data.loader.num_workers=0",
+        "data.loader.batch_size=4",
+        "decode.max_new_tokens=8",
+        "speed.prompts=2",
+        "speed.prompts_per_epoch=2",
+        "speed.warmup_prompts=0",
+        "speed.transformers_prompts=1",
+        "scheduler.warmup_steps=1",
+        "trainer.accelerator=cpu",
+        "trainer.enable_progress_bar=false",
+        "trainer.log_every_n_steps=1",
+        f"paths.cache={folder / 'cache'}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(workplace) -> Path:
+    """Folder of a run of two epochs with all that a user gets, W&B offline among it."""
+    folder, overrides = workplace
+    done = run("train.py", folder, *overrides, "trainer.max_epochs=2", "name=first")
+    assert done.returncode == 0, done.stderr
+    assert "tau" in done.stdout
+    return only(folder, "outputs/*/*-first")
+
+
+def test_a_run_leaves_report_figures_records_and_drafter(trained):
+    report = json.loads((trained / "report.json").read_text())
+    assert report["figures"]["all"]["samples"] == 2
+    assert report["figures"]["all"]["exact_matches"] == 1.0
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
+    assert report["provenance"]["command"].endswith("name=first")
+    assert {path.name for path in (trained / "plots").iterdir()} >= {"speed_by_family.png", "training_curves.png"}
+    for record in ("report.md", "config.yaml", "provenance.json", "train.log", "evaluation/final/traces.jsonl"):
+        assert (trained / record).is_file(), record
+    outcome = json.loads((trained / "outcome.json").read_text())
+    assert outcome["status"] == "completed"
+    assert outcome["metrics"] == report["summary"]
+    losses = [row["train/loss"] for row in csv.DictReader((trained / "metrics" / "metrics.csv").open())]
+    assert len([loss for loss in losses if loss]) == 2 * 3  # 11 of 12 conversations, by 4
+    assert len(list((trained / "wandb").glob("offline-run-*"))) == 1
+
+
+def test_checkpoint_and_export_hold_the_drafter_alone_in_plain_types(trained):
+    checkpoint = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 6
+    with safe_open(trained / "drafter" / "model.safetensors", "pt") as weights:
+        exported = set(weights.keys())
+    assert {f"drafter.{name}" for name in exported} == set(checkpoint["state_dict"])
+    assert not [name for name in exported if "embed" in name and "depth" not in name or "lm_head" in name]
+
+
+def test_resuming_continues_with_the_settings_of_the_run(trained, workplace):
+    folder, _ = workplace
+    done = run("train.py", folder, f"resume={trained}", "trainer.max_epochs=3", "name=second", "speed_eval=off")
+    assert done.returncode == 0, done.stderr
+    again = only(folder, "outputs/*/*-second")
+    checkpoint = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
+    assert (checkpoint["epoch"], checkpoint["global_step"]) == (2, 9)
+    steps = [
+        int(row["step"]) for row in csv.DictReader((again / "metrics" / "metrics.csv").open()) if row["train/loss"]
+    ]
+    assert steps == [6, 7, 8]
+    assert not (again / "evaluation").exists()
+    assert not list(trained.glob("checkpoints/*-v1.ckpt"))
+
+
+def test_a_sweep_over_the_rule_evaluates_one_checkpoint(trained, workplace):
+    folder, _ = workplace
+    done = run(
+        "evaluate.py",
+        folder,
+        "-m",
+        f"ckpt={trained}",
+        "drafter.retrieval.rho=0.3,0.95,7",
+        "speed.prompts=1",
+        "name=rule",
+    )
+    assert done.returncode == 1
+    sweep = only(folder, "outputs/sweeps/*/*-rule")
+    rows = list(csv.DictReader((sweep / "summary.csv").open()))
+    assert [(row["drafter.retrieval.rho"], row["status"]) for row in rows] == [
+        ("0.3", "completed"),
+        ("0.95", "completed"),
+        ("7", "failed"),
+    ]
+    assert "retrieval.rho is 7" in (sweep / "2" / "evaluate.log").read_text()
+    settings = [json.loads((sweep / str(job) / "report.json").read_text())["settings"] for job in (0, 1)]
+    assert [s["retrieval"]["rho"] for s in settings] == [0.3, 0.95]
+    # Everything else is that of the training run.
+    assert {s["max_new_tokens"] for s in settings} == {8}
+    assert all(float(row["exact_matches"]) == 1 for row in rows if row["status"] == "completed")
+    assert "2 of 3 jobs completed" in done.stdout
+
+
+def test_an_exported_drafter_needs_no_run_folder(trained, workplace, tmp_path):
+    folder, overrides = workplace
+    (tmp_path / "a=b").mkdir()
+    copied = (trained / "drafter").rename(tmp_path / "a=b" / "drafter") if False else tmp_path / "a=b" / "drafter"
+    copied.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (copied / name).write_bytes((trained / "drafter" / name).read_bytes())
+    done = run(
+        "evaluate.py", folder, *overrides, f"ckpt='{copied}'", "decode=paper", "decode.max_new_tokens=8", "name=copy"
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((only(folder, "outputs/*/*-copy") / "report.json").read_text())
+    assert report["settings"]["tree"]["nodes"] == 40
+
+
+def test_every_experiment_trains_a_step(workplace):
+    folder, overrides = workplace
+    done = run(
+        "train.py", folder, "-m", *overrides, "experiment=glob(*)", "trainer.max_steps=1", "logger=csv", "seed=5"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sweep,) = folder.glob("outputs/sweeps/*/*-fovea*")
+    rows = list(csv.DictReader((sweep / "summary.csv").open()))
+    assert {row["experiment"] for row in rows} == {p.stem for p in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    assert {row["status"] for row in rows} == {"completed"}
