@@ -79,44 +79,55 @@ def grow(root_token: int, expand: Expand, config: TreeConfig) -> DraftTree:
 
 def grow_passes(root_token: int, expand: Expand, *, width: int, passes: int, max_drafts: int) -> DraftTree:
     """:func:`grow` in plain numbers: ``passes`` expansions of ``width`` nodes, ``max_drafts`` of the children kept."""
-    tokens, parents, scores, depths = [np.array([root_token])], [np.array([-1])], [np.zeros(1)], [0]
-    frontier_tokens, frontier_parents, frontier_scores = tokens[0], parents[0], scores[0]
-    frontier_rows = np.zeros(1, dtype=np.int64)
-    made = 1
+    # Rows in order of creation, the root first. A cost is a negated log-probability, so that sorting needs no copy.
+    tokens, parents, costs = [np.array([root_token])], [np.array([-1])], [np.zeros(1)]
+    rows_made = [1]
+    frontier_tokens, frontier_parents = tokens[0], parents[0]
+    frontier_rows, frontier_costs = np.zeros(1, dtype=np.int64), costs[0]
     for depth in range(passes):
         ids, log_probs = expand(frontier_tokens, frontier_parents, depth)
+        parent_costs = frontier_costs[:, None]
         # Rounding may lift a log-probability above 0, and a child that outranks its parent could outlive it.
-        child_scores = (np.minimum(log_probs, 0.0, dtype=np.float64) + frontier_scores[:, None]).ravel()
-        child_tokens, branch = ids.ravel(), np.arange(child_scores.size) // ids.shape[1]
-        if child_scores.min() == -np.inf:
-            possible = child_scores > -np.inf
-            child_tokens, branch, child_scores = child_tokens[possible], branch[possible], child_scores[possible]
-            if not child_scores.size:
-                break
+        child_costs = np.maximum(parent_costs - log_probs, parent_costs).ravel()
+        child_tokens = ids.ravel()
         tokens.append(child_tokens)
-        parents.append(frontier_rows[branch])
-        scores.append(child_scores)
-        depths.append(depth + 1)
-        # A stable sort: among equals the child made first goes first.
-        best = (-child_scores).argsort(kind="stable")[:width]
-        frontier_tokens, frontier_parents, frontier_scores = child_tokens[best], branch[best], child_scores[best]
-        frontier_rows = best + made
-        made += child_scores.size
-    depth_of_row = np.repeat(depths, [len(part) for part in tokens])
-    grown = DraftTree(np.concatenate(tokens), np.concatenate(parents), depth_of_row, np.concatenate(scores))
-    return _most_probable(grown, max_drafts)
+        parents.append(frontier_rows.repeat(ids.shape[1]))
+        costs.append(child_costs)
+        # A stable sort: among equals the child made first goes first. Impossible children come last.
+        best = child_costs.argsort(kind="stable")[:width]
+        frontier_costs = child_costs[best]
+        if frontier_costs[-1] == np.inf:
+            best = best[frontier_costs < np.inf]
+            frontier_costs = child_costs[best]
+        frontier_tokens, frontier_parents = child_tokens[best], best // ids.shape[1]
+        frontier_rows = best + sum(rows_made)
+        rows_made.append(child_tokens.size)
+        if not best.size:
+            break
+    return _most_probable(
+        np.concatenate(tokens),
+        np.concatenate(parents),
+        np.repeat(np.arange(len(rows_made)), rows_made),
+        np.concatenate(costs),
+        max_drafts,
+    )
 
 
-def _most_probable(tree: DraftTree, max_drafts: int) -> DraftTree:
-    """The root and the ``max_drafts`` best drafts, still in order of creation.
+def _most_probable(
+    tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, costs: np.ndarray, max_drafts: int
+) -> DraftTree:
+    """The tree of the root and the ``max_drafts`` cheapest drafts of possible ones, still in order of creation.
 
-    A parent is never less probable than its child and was made earlier, so a stable sort that keeps a child keeps its
-    parent.
+    A parent never costs more than its child and was made earlier, so a stable sort that keeps a child keeps its parent.
     """
-    if len(tree) <= max_drafts + 1:
-        return tree
-    kept = np.sort((-tree.log_probs).argsort(kind="stable")[: max_drafts + 1])
-    row_of = np.empty(len(tree) + 1, dtype=np.int64)
-    row_of[-1] = -1  # the root's parent, -1, stays what it is
+    kept = costs.argsort(kind="stable")[: max_drafts + 1]
+    kept.sort()
+    kept_costs = costs[kept]
+    if kept_costs.max() == np.inf:
+        kept = kept[kept_costs < np.inf]
+        kept_costs = costs[kept]
+    row_of = np.empty(tokens.size, dtype=np.int64)
     row_of[kept] = np.arange(kept.size)
-    return DraftTree(tree.tokens[kept], row_of[tree.parents[kept]], tree.depths[kept], tree.log_probs[kept])
+    new_parents = row_of[parents[kept]]
+    new_parents[0] = -1
+    return DraftTree(tokens[kept], new_parents, depths[kept], -kept_costs)
