@@ -182,11 +182,12 @@ class FoveaDrafter(nn.Module):
         The mid state is the output of the first block, DREAM's block included if there is one.
         """
         x = embeds if self.fc is None else self.fc(torch.cat((embeds, states), dim=-1))
-        x = self.blocks[0](x, rotation, attend)
+        first, *deeper = self.blocks
+        x = first(x, rotation, attend)
         if self.cross is not None:
             x = self.cross(x, states, attend)
         mid = x
-        for block in self.blocks[1:]:
+        for block in deeper:
             x = block(x, rotation, attend)
         return x, mid
 

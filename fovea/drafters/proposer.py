@@ -46,13 +46,18 @@ class NeuralProposer:
             dtype=drafter.dtype,
             device=drafter.device,
         )
+        # A module looks its properties up among parameters; in every pass of every round that adds up.
+        self._dtype, self._device = drafter.dtype, drafter.device
+        self._group = drafter.spec.num_heads // drafter.spec.num_kv_heads
+        width = self.tree.width
+        self._others_hidden = np.where(np.eye(width, dtype=bool), np.float32(0.0), np.float32(-np.inf))
         self._pairs: list[tuple[Tensor, Tensor]] = []
         positions = drafter.draft_positions(prefill.positions)
         self._next_position = int(positions.max()) + 1
         self.memory = drafter.remember(prefill.visual)
-        embeds = prefill.embeds[1:].to(drafter.dtype)
-        states = prefill.hidden[:-1].to(drafter.dtype)
-        rotation = drafter.rotary(positions[:, 1:], drafter.dtype)
+        embeds = prefill.embeds[1:].to(self._dtype)
+        states = prefill.hidden[:-1].to(self._dtype)
+        rotation = drafter.rotary(positions[:, 1:], self._dtype)
         if drafter.config.visual_prefix != "full":
             kept = torch.ones_like(prefill.is_visual)
             config = drafter.config
@@ -71,9 +76,8 @@ class NeuralProposer:
         root = int(self._pairs[-1][0][-1])
         tree = grow(root, self._expand, self.tree)
         self.drop_tree()
-        if self.evidence:
-            cardinalities = torch.cat([torch.stack((e.k, e.k_raw), dim=1) for e in self.evidence])
-            tree.retrieval.extend((k, k_raw) for k, k_raw in cardinalities.tolist())
+        for evidence in self.evidence:
+            tree.retrieval.extend(zip(evidence.k.tolist(), evidence.k_raw.tolist(), strict=True))
         return tree
 
     @torch.inference_mode()
@@ -86,13 +90,10 @@ class NeuralProposer:
         if depth == 0:
             h = self._run_committed()
         else:
-            ids = torch.from_numpy(tokens).to(drafter.device)
-            states = self._states if len(self._states) == 1 else self._states[torch.from_numpy(parents)]
-            rotation = drafter.rotary.text(self._root_position + depth, 1, drafter.dtype, drafter.device)
-            self._mask = self._tree_mask(parents, depth)
-            h, _ = drafter(
-                drafter.embed(ids)[None], states.expand(len(tokens), -1)[None], rotation, self._attend_to_cache
-            )
+            ids, above = (torch.from_numpy(rows).to(self._device) for rows in (tokens, parents))
+            rotation = drafter.rotary.text(self._root_position + depth, 1, self._dtype, self._device)
+            self._mask = self._tree_mask(parents)
+            h, _ = drafter(drafter.embed(ids)[None], self._states[above][None], rotation, self._attend_to_cache)
             self.cache.advance(len(tokens))
         root = self.evidence[0].selected if self.evidence else None
         scored = drafter.score(h[0], depth, self.memory, root)
@@ -115,33 +116,35 @@ class NeuralProposer:
         self._pairs = []
         self.evidence = []
         count = len(tokens)
-        rotation = drafter.rotary.text(self._next_position, count, drafter.dtype, drafter.device)
+        rotation = drafter.rotary.text(self._next_position, count, self._dtype, self._device)
         self._mask = self._causal_mask(count)
-        h, _ = drafter(drafter.embed(tokens)[None], states.to(drafter.dtype)[None], rotation, self._attend_to_cache)
+        h, _ = drafter(drafter.embed(tokens)[None], states.to(self._dtype)[None], rotation, self._attend_to_cache)
         self.cache.advance(count)
         self.cache.keep(range(count))
+        self._hidden = np.zeros((1, self.cache.length), dtype=np.float32)
         self._next_position += count
         self._root_position = self._next_position - 1
         return h[:, -1:]
 
-    def _tree_mask(self, parents: np.ndarray, depth: int) -> Tensor | None:
-        """Additive mask over context and tree rows: a node sees the context, its ancestors and itself."""
-        count = len(parents)
-        seen = np.eye(count, dtype=bool)
-        if depth > 1:
-            seen = np.concatenate((self._seen[parents], seen), axis=1)
-        self._seen = seen
-        return None if seen.all() else self._additive(seen)
+    def _tree_mask(self, parents: np.ndarray) -> Tensor | None:
+        """Additive mask over context and tree rows: a node sees what its parent sees, and itself."""
+        if self.tree.width == 1:
+            return None
+        own = self._others_hidden[: len(parents), : len(parents)]
+        self._hidden = np.concatenate((self._hidden[parents], own), axis=1)
+        return self._stacked(self._hidden)
 
     def _causal_mask(self, count: int) -> Tensor | None:
-        return None if count == 1 else self._additive(np.tri(count, dtype=bool))
+        if count == 1:
+            return None
+        hidden = np.zeros((count, self.cache.length + count), dtype=np.float32)
+        hidden[:, self.cache.length :] = np.triu(np.full((count, count), -np.inf), 1)
+        return self._stacked(hidden)
 
-    def _additive(self, seen: np.ndarray) -> Tensor:
-        """[1, 1, Q / H * f, rows] of ``seen`` [f, rows behind the context]; the heads of a group are stacked."""
-        spec = self.drafter.spec
-        mask = np.zeros((spec.num_heads // spec.num_kv_heads, len(seen), self.cache.length + seen.shape[1]), np.float32)
-        mask[:, :, self.cache.length :][:, ~seen] = -np.inf
-        return torch.from_numpy(mask.reshape(1, 1, -1, mask.shape[2])).to(self.drafter.device, self.drafter.dtype)
+    def _stacked(self, hidden: np.ndarray) -> Tensor:
+        """[1, 1, Q / H * f, rows] of ``hidden`` [f, rows]: once for every query head of a group."""
+        stacked = np.concatenate((hidden,) * self._group)[None, None]
+        return torch.from_numpy(stacked).to(self._device, self._dtype)
 
     def _attend_to_cache(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of a few rows to the cache; the query heads of a group are stacked as rows of their key head."""
@@ -163,9 +166,9 @@ def best_children(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
     width = min(width, logits.shape[-1])
     # One more than asked: a tie at the cut shows.
     values, ids = (part.cpu().numpy() for part in log_probs.topk(min(width + 1, logits.shape[-1])))
-    tied = (values[:, 1:] == values[:, :-1]).any(axis=1)
+    tied = values[:, 1:] == values[:, :-1]
     if tied.any():
-        for row in tied.nonzero()[0]:
+        for row in tied.any(axis=1).nonzero()[0]:
             least = float(values[row, width - 1])
             candidates = (log_probs[row] >= least).nonzero()[:, 0]
             order = log_probs[row, candidates].sort(descending=True, stable=True).indices[:width]
