@@ -28,7 +28,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     module = assemble.make_module(job, target)
     trainer = assemble.make_trainer(job, loggers, evaluation)
     tracking.log_settings(loggers, cfg)
-    trainer.fit(module, datamodule, ckpt_path=checkpoint)
+    trainer.fit(module, datamodule, ckpt_path=checkpoint, weights_only=True)
     if evaluation is None:
         return {}
     return assemble.conclude(job, evaluation, module.drafter, trainer.strategy.root_device, loggers)

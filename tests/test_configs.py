@@ -168,6 +168,7 @@ REFUSED = [
     ("speed_eval=perhaps", "speed_eval must be true or false, got 'perhaps'"),
     ("unroll.steps=0", "unroll.steps is 0"),
     ("unroll.max_anchors=0", "unroll.max_anchors is 0"),
+    ("unroll.steps=9", "unroll.steps is 9; drafter.depth allows 1 to 5"),
     ("decode.tree.width=0", "decode.tree: tree width 0"),
     ("decode.tree.depth=0", "drafter.depth is 0"),
     ("decode.tree.nodes=4", "decode.tree: a tree of 4 nodes holds 3 drafts, too few for depth"),

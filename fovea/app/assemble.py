@@ -27,8 +27,8 @@ from fovea.evaluation.results import LosslessnessError
 from fovea.targets.load import load_head, load_spec, weights_fingerprint
 from fovea.training.module import DrafterModule
 
-#: The callback in ``conf/callbacks`` that needs the whole target.
-SPEED_EVALUATION = "speed_evaluation"
+#: Callbacks in ``conf/callbacks`` with a switch of their own; the second needs the whole target.
+GATES, SPEED_EVALUATION = "gates", "speed_evaluation"
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,21 @@ def make_module(job: Job, target: Path) -> DrafterModule:
         drafter,
         job.settings.objective,
         instantiate(job.cfg.optimizer),
-        instantiate(job.cfg.scheduler),
+        instantiate(job.cfg.scheduler) if "_target_" in job.cfg.scheduler else None,
         job.settings.unroll,
         Teaching(job.settings.export.mid_layers, weights_fingerprint(target)),
     )
 
 
 def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation | None) -> L.Trainer:
-    """Lightning's trainer with the callbacks of ``cfg.callbacks``; that of the speed evaluation gets ``evaluation``."""
-    callbacks = []
-    for name, node in job.cfg.callbacks.items():
-        if name == SPEED_EVALUATION and evaluation is not None:
-            callbacks.append(instantiate(node, evaluation=evaluation))
-        elif name != SPEED_EVALUATION:
-            callbacks.append(instantiate(node))
+    """Lightning's trainer with those of ``cfg.callbacks`` that are switched on."""
+    nodes = dict(job.cfg.callbacks)
+    if not job.settings.gates:
+        nodes.pop(GATES)
+    if evaluation is None:
+        nodes.pop(SPEED_EVALUATION)
+    given = {SPEED_EVALUATION: {"evaluation": evaluation}}
+    callbacks = [instantiate(node, **given.get(name, {})) for name, node in nodes.items()]
     precision = training_precision(job.cfg.trainer.precision, job.device)
     return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks)
 

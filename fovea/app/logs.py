@@ -20,16 +20,33 @@ class ConsoleFormatter(logging.Formatter):
         return super().format(record)
 
 
+#: How Lightning begins what it says of every run, and what the run's own output says better or need not say.
+_SMALL_TALK = (
+    "Seed set to",
+    "`weights_only` was not set",
+    "GPU available",
+    "TPU available",
+    "HPU available",
+    "\N{ELECTRIC LIGHT BULB} Tip",
+    "Loading `train_dataloader` to estimate",
+    "`Trainer.fit` stopped",
+    "Using bfloat16 Automatic Mixed Precision",
+    "You are using a CUDA device",
+    "LOCAL_RANK",
+)
+
+
 def quiet_lightning() -> None:
-    """Lets Lightning speak through the handlers of the job, once, and only of what calls for attention."""
+    """Lets Lightning speak through the handlers of the job, once, and only of what is particular to a run."""
     logging.getLogger("lightning").handlers.clear()
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).addFilter(_is_news)
     for message in (
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning beside a newer torch
-        r"You have overridden `transfer_batch_to_device` in `LightningModule`",  # on purpose: a batch is no tensor
-        r"The 'train_dataloader' does not have many workers",  # on purpose: they would take the cores of training
-        r"The 'val_dataloader' does not have many workers",
-        r"Checkpoint directory .* exists and is not empty",
+        r"The '\w+_dataloader' does not have many workers",  # on purpose: they would take the cores of training
     ):
         warnings.filterwarnings("ignore", message=message)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_SMALL_TALK)

@@ -49,7 +49,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         SettingError: for the first value that cannot be used, by name.
     """
     drafter = _plain(cfg, "drafter")
-    return Settings(
+    settings = Settings(
         drafter=build(drafter_type(drafter.pop("name")).config_type, drafter, "drafter"),
         tree=build(TreeConfig, _plain(cfg, "decode.tree"), "decode.tree"),
         speed=build(SpeedConfig, _plain(cfg, "speed"), "speed"),
@@ -61,6 +61,10 @@ def read_settings(cfg: DictConfig) -> Settings:
         speed_eval=convert(cfg.speed_eval, bool, "speed_eval"),
         gates=convert(cfg.gates, bool, "gates"),
     )
+    deepest = settings.drafter.depth + 1
+    if settings.unroll.steps is not None and settings.unroll.steps > deepest:
+        raise SettingError(f"unroll.steps is {settings.unroll.steps}; drafter.depth allows 1 to {deepest}")
+    return settings
 
 
 def build_named(cfg: DictConfig, where: str) -> Any:
