@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.assemble import SPEED_EVALUATION
-from fovea.app.launch import CONFIG_DIR, unknown_names
+from fovea.app.launch import CONFIG_DIR, unknown_names, unquoted
 from fovea.app.settings import read_settings
 from fovea.app.sources import source
 from fovea.app.typed import SettingError
@@ -207,6 +207,11 @@ def test_unknown_names_list_the_choices(override, message):
 
 def test_known_names_are_not_complained_about():
     assert unknown_names(["-m", "drafter.retrieval.rho=0.6,0.8", "model=qwen25vl", "+new.field=1"], "train") == []
+
+
+def test_a_path_with_an_equals_sign_is_shown_how_to_be_quoted():
+    (line,) = unquoted(["seed=1", "ckpt=a/epoch=3/drafter", "'b=c'", "ckpt='x=1'", "-m"])
+    assert line.endswith("""'ckpt="a/epoch=3/drafter"'""")
 
 
 def test_yaml_files_have_no_duplicate_keys():

@@ -19,9 +19,19 @@ def launch(main: Callable[[], object], config_name: str) -> None:
         main()
     except SystemExit as stop:
         if stop.code and stop.code != 0:
-            for line in unknown_names(sys.argv[1:], config_name):
+            for line in (*unquoted(sys.argv[1:]), *unknown_names(sys.argv[1:], config_name)):
                 print(line, file=sys.stderr)
         raise
+
+
+def unquoted(arguments: list[str]) -> list[str]:
+    """One sentence per override whose value holds a second ``=``, which Hydra takes for the start of another."""
+    split = [argument.partition("=") for argument in arguments if not argument.startswith("-")]
+    return [
+        f"a value that holds '=' needs two pairs of quotes: '{name}=\"{value}\"'"
+        for name, _, value in split
+        if "=" in value and not value.startswith(("'", '"', "[", "{"))
+    ]
 
 
 def unknown_names(arguments: list[str], config_name: str) -> list[str]:

@@ -49,6 +49,12 @@ def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path]:
     if not source.exists():
         raise FileNotFoundError(f"there is no checkpoint at {source}; give a run folder or an exported drafter")
     run = next((folder for folder in (source, *source.parents) if (folder / CONFIG).is_file()), None)
+    if source.suffix == ".ckpt":
+        if run is None:
+            raise SettingError(
+                f"{source} resumes a training; give the folder of the exported drafter that lies beside it"
+            )
+        source = run  # its drafter is exported whenever the checkpoint is replaced
     if run is None:
         return cfg, source
     nodes = [str(node) for node in cfg if node not in (*OWN, "name", "tags", "logger", "trainer", "callbacks")]

@@ -120,7 +120,7 @@ def test_a_sweep_over_the_rule_evaluates_one_checkpoint(trained, workplace):
         "evaluate.py",
         folder,
         "-m",
-        f"ckpt={trained}",
+        f"ckpt={trained / 'checkpoints' / 'last.ckpt'}",
         "drafter.retrieval.rho=0.3,0.95,7",
         "speed.prompts=1",
         "hydra.sweep.dir=rule",
