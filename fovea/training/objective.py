@@ -53,7 +53,7 @@ class ObjectiveConfig:
     gamma_w: float = 1.0
     align_state: AlignState = "corrected"
     position: DecayPosition = "step"
-    chunk_rows: int = 64
+    chunk_rows: int = 128
 
     def __post_init__(self) -> None:
         for name in ("lambda_hid", "lambda_kl", "lambda_tok", "beta_h", "beta_mid", "beta_ce", "beta_cmp"):

@@ -22,6 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from fovea.decoding.selection import greedy
 
+#: Vocabulary entries whose teacher logits and probabilities are both in memory at a time.
+_SLICE = 16_384
+
 
 class VocabularyTerms(NamedTuple):
     """Sums over the rows, each row times its weight.
@@ -143,55 +146,60 @@ class _Chunk:
 
 
 class _ChunkEvaluator:
-    """Evaluates chunks in two [C, V] buffers that it reuses: fresh pages for each cost more than the arithmetic."""
+    """Evaluates chunks in one [2 C, V] buffer that it reuses: fresh pages for each cost more than the arithmetic.
+
+    Its first half takes the draft's logits, its second half the teacher's, so that one product makes both.
+    """
 
     def __init__(self, weight_VD: Tensor, rows: int, dtype: torch.dtype, terms: _Terms) -> None:
         self.weight_VD = weight_VD
         self.terms = terms
-        shape = (rows, weight_VD.shape[0])
-        self._first = torch.empty(shape, dtype=dtype, device=weight_VD.device)
-        self._second = torch.empty_like(self._first)
+        self._buffer = torch.empty(2 * rows, weight_VD.shape[0], dtype=dtype, device=weight_VD.device)
 
     def __call__(self, draft_CD: Tensor, teacher_PD: Tensor, index_C: Tensor, *, want_gradient: bool) -> _Chunk:
         """``index_C`` is each row's position in ``teacher_PD``."""
-        choice_P, negative_entropy_P, p_CV = self._teach(teacher_PD, index_C)
+        z_CV, teacher_PV = self._project(torch.cat((draft_CD, teacher_PD))).split((len(draft_CD), len(teacher_PD)))
+        choice_P = greedy(teacher_PV)
+        negative_entropy_P = _softmax_(teacher_PV, teacher_PV.gather(1, choice_P[:, None]))
+        p_CV = self._spread(teacher_PV, index_C)
         choice_C = choice_P[index_C, None]
 
-        z_CV = self._project(draft_CD, self._second)
         z_choice_C = z_CV.gather(1, choice_C)
         rivals = z_CV.scatter_(1, choice_C, -torch.inf).topk(self.terms.candidates)
         z_CV.scatter_(1, choice_C, z_choice_C)
         competitor_C, z_competitor_C = rivals.indices[:, -1:], rivals.values[:, -1:]
         z_best_C = torch.maximum(z_choice_C, rivals.values[:, :1])
+        deficit_C = self.terms.margin - (z_choice_C - z_competitor_C)
 
         z_CV.sub_(z_best_C)
         cross_C = torch.einsum("cv,cv->c", p_CV, z_CV)[:, None]
         exp_CV = z_CV.exp_()
         sum_C = exp_CV.sum(-1, keepdim=True)
         lse_C = sum_C.log()
-        deficit_C = self.terms.margin - (z_choice_C - z_competitor_C)
         kl_C = negative_entropy_P[index_C, None] - cross_C + lse_C
         ce_C = lse_C - (z_choice_C - z_best_C)
+        gradient_CD = None
+        if want_gradient:
+            gradient_CD = self._gradient(exp_CV, sum_C, p_CV, choice_C, competitor_C, deficit_C)
         return _Chunk(
             terms=torch.cat([kl_C, ce_C, F.softplus(deficit_C)], dim=1),
             agrees=(z_choice_C == z_best_C)[:, 0],
-            gradient=self._gradient(exp_CV, sum_C, p_CV, choice_C, competitor_C, deficit_C) if want_gradient else None,
+            gradient=gradient_CD,
         )
 
-    def _teach(self, teacher_PD: Tensor, index_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Choice [P] and negative entropy [P] of the teacher, and its probabilities spread over the rows [C, V].
+    def _project(self, states_ND: Tensor) -> Tensor:
+        """Logits [N, V] in the LM head's dtype, widened into the buffer."""
+        states_ND, out_NV = states_ND.to(self.weight_VD.dtype), self._buffer[: len(states_ND)]
+        if out_NV.dtype == self.weight_VD.dtype:
+            return torch.mm(states_ND, self.weight_VD.T, out=out_NV)
+        return out_NV.copy_(states_ND @ self.weight_VD.T)
 
-        The probabilities are returned in the first buffer; the second is free again.
-        """
-        logits_PV = self._project(teacher_PD, self._first)
-        choice_P = greedy(logits_PV)
-        logits_PV.sub_(logits_PV.gather(1, choice_P[:, None]))
-        p_PV = torch.exp(logits_PV, out=self._second[: logits_PV.shape[0]])
-        sum_P = p_PV.sum(-1, keepdim=True)
-        p_PV.div_(sum_P)
-        negative_entropy_P = torch.einsum("pv,pv->p", p_PV, logits_PV) - sum_P[:, 0].log()
-        p_CV = torch.index_select(p_PV, 0, index_C, out=self._first[: index_C.shape[0]])
-        return choice_P, negative_entropy_P, p_CV
+    def _spread(self, p_PV: Tensor, index_C: Tensor) -> Tensor:
+        """[C, V] rows ``index_C``, ascending and none left out, of the teacher's probabilities in the second half."""
+        if len(p_PV) == len(index_C):
+            return p_PV
+        rows = len(index_C)
+        return torch.index_select(p_PV.clone(), 0, index_C, out=self._buffer[rows : 2 * rows])
 
     def _gradient(
         self,
@@ -213,9 +221,18 @@ class _ChunkEvaluator:
         grad_CV.scatter_add_(1, choice_C, -(slope_C + ce)).scatter_add_(1, competitor_C, slope_C)
         return (grad_CV.to(self.weight_VD.dtype) @ self.weight_VD).to(grad_CV.dtype)
 
-    def _project(self, states_ND: Tensor, buffer: Tensor) -> Tensor:
-        """Logits [N, V] in the LM head's dtype, widened into ``buffer``."""
-        states_ND, out_NV = states_ND.to(self.weight_VD.dtype), buffer[: states_ND.shape[0]]
-        if out_NV.dtype == self.weight_VD.dtype:
-            return torch.mm(states_ND, self.weight_VD.T, out=out_NV)
-        return out_NV.copy_(states_ND @ self.weight_VD.T)
+
+def _softmax_(logits_PV: Tensor, best_P: Tensor) -> Tensor:
+    """Probabilities in place of logits with row maxima ``best_P`` [P, 1]; returns sum p log p of each row, [P].
+
+    Both logits and exponentials are needed for that sum, so it is taken slice by slice.
+    """
+    logits_PV.sub_(best_P)
+    total_P, weighted_P = logits_PV.new_zeros(2, len(logits_PV))
+    for logits in logits_PV.split(_SLICE, dim=1):
+        exp = logits.exp()
+        total_P += exp.sum(-1)
+        weighted_P += torch.einsum("pv,pv->p", exp, logits)
+        logits.copy_(exp)
+    logits_PV.div_(total_P[:, None])
+    return weighted_P / total_P - total_P.log()

@@ -192,7 +192,8 @@ def test_logits_are_made_once_and_never_beyond_a_chunk(dtype: torch.dtype) -> No
         sums = objective(*states, step, index, *teachers, ObjectiveConfig(chunk_rows=16))
         sums.loss_sum.backward()
     assert watch.projected_rows == 70 + used
-    assert watch.largest <= 16 * 500
+    # The logits of a chunk and of the positions that teach it lie in one buffer.
+    assert watch.largest <= 2 * 16 * 500
 
 
 def test_half_precision_head_under_autocast_reduces_in_float32() -> None:
