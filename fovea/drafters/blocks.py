@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fovea.drafters.norm import RMSNorm
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import TargetSpec
 
@@ -47,20 +48,19 @@ class DecoderBlock(nn.Module):
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         query_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.input_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.input_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.qkv_proj = nn.Linear(spec.hidden_size, query_width + 2 * kv_width, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(query_width, spec.hidden_size, bias=False)
-        self.mlp_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.mlp = SwiGLU(spec.hidden_size, spec.intermediate_size)
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """Output [B, n, D] of ``x`` [B, n, D]; the rotations [n, E] or [B, n, E] are those of its rows."""
+        """Output [B, n, D] of ``x`` [B, n, D]; the rotations [n, 1, E] or [B, n, 1, E] are those of its rows."""
         batch, rows, _ = x.shape
         heads = self.qkv_proj(self.input_norm(x)).view(batch, rows, -1, self.head_dim)
-        rotated, values = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=2)
-        cos, sin = rotation.cos.unsqueeze(-2), rotation.sin.unsqueeze(-2)
-        rotated = torch.addcmul(rotated * cos, rotated.roll(self.head_dim // 2, -1), sin)
-        queries, keys = rotated.transpose(1, 2).split((self.num_heads, self.num_kv_heads), dim=1)
+        heads, values = torch.split_with_sizes(heads, (self.num_heads + self.num_kv_heads, self.num_kv_heads), 2)
+        heads = torch.addcmul(heads * rotation.cos, heads.roll(self.head_dim // 2, -1), rotation.sin)
+        queries, keys = torch.split_with_sizes(heads.transpose(1, 2), (self.num_heads, self.num_kv_heads), 1)
         mixed = attend(self.layer, queries, keys, values.transpose(1, 2))
         x = x + self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
         return x + self.mlp(self.mlp_norm(x))
@@ -78,14 +78,14 @@ class CrossAttentionBlock(nn.Module):
         self.layer = layer
         self.head_dim = spec.head_dim
         query_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.input_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.input_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.q_proj = nn.Linear(spec.hidden_size, query_width, bias=False)
         self.kv_proj = nn.Linear(spec.hidden_size, 2 * kv_width, bias=False)
-        self.q_norm = nn.RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        self.q_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        self.k_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
         self.o_proj = nn.Linear(query_width, spec.hidden_size, bias=False)
         self.attention_gate = nn.Parameter(torch.zeros(1))
-        self.mlp_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.mlp = SwiGLU(spec.hidden_size, spec.intermediate_size)
         self.mlp_gate = nn.Parameter(torch.zeros(1))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fovea.drafters.blocks import Attend, CrossAttentionBlock, DecoderBlock
+from fovea.drafters.norm import RMSNorm
 from fovea.drafters.rotary import Rotary, Rotation
 from fovea.targets.base import RopeSpec, TargetSpec
 from fovea.targets.head import TargetHead
@@ -114,7 +115,7 @@ class FoveaDrafter(nn.Module):
         self.fc = nn.Linear(2 * width, width) if injection == "fc" else None
         self.blocks = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(config.num_blocks))
         self.cross = CrossAttentionBlock(spec, config.num_blocks) if injection == "cross_attention" else None
-        self.norm = nn.RMSNorm(width, eps=spec.rms_norm_eps)
+        self.norm = RMSNorm(width, eps=spec.rms_norm_eps)
         self.correction = EvidenceCorrection(
             width,
             config.correction_width,
@@ -176,7 +177,7 @@ class FoveaDrafter(nn.Module):
         Args:
             embeds: [B, n, D] embeddings of the tokens t + 1.
             states: [B, n, D] states at t.
-            rotation: rotations [n, E] or [B, n, E] of the tokens t + 1.
+            rotation: rotations [n, 1, E] or [B, n, 1, E] of the tokens t + 1.
             attend: what rows see, see :data:`fovea.drafters.blocks.Attend`.
 
         The mid state is the output of the first block, DREAM's block included if there is one.

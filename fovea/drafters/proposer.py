@@ -76,8 +76,11 @@ class NeuralProposer:
         root = int(self._pairs[-1][0][-1])
         tree = grow(root, self._expand, self.tree)
         self.drop_tree()
-        for evidence in self.evidence:
-            tree.retrieval.extend(zip(evidence.k.tolist(), evidence.k_raw.tolist(), strict=True))
+        if self.evidence:
+            # One tensor and one copy to the host, which waits for a device that has finished the tree anyway.
+            numbers = torch.cat([e.k for e in self.evidence] + [e.k_raw for e in self.evidence]).tolist()
+            nodes = len(numbers) // 2
+            tree.retrieval.extend(zip(numbers[:nodes], numbers[nodes:], strict=True))
         return tree
 
     @torch.inference_mode()
@@ -149,7 +152,7 @@ class NeuralProposer:
     def _attend_to_cache(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of a few rows to the cache; the query heads of a group are stacked as rows of their key head."""
         all_keys, all_values = self.cache.append(layer, keys, values)
-        stacked = queries.reshape(1, all_keys.shape[1], -1, queries.shape[3])
+        stacked = queries.reshape(1, keys.shape[1], -1, keys.shape[3])
         return F.scaled_dot_product_attention(stacked, all_keys, all_values, attn_mask=self._mask).view(queries.shape)
 
     def _attend_causally(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

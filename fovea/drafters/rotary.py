@@ -14,8 +14,8 @@ from fovea.targets.base import RopeSpec
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine [..., E] of some positions. The first half of the sine is negated, so that a rotation of x is
-    ``x * cos + swap_halves(x) * sin`` without a copy for the sign."""
+    """Cosine and sine [..., 1, E] of some positions, with an axis for heads. The first half of the sine is negated, so
+    that a rotation of x is ``x * cos + swap_halves(x) * sin`` without a copy for the sign."""
 
     cos: Tensor
     sin: Tensor
@@ -37,7 +37,7 @@ class Rotary:
         self._table: Rotation | None = None
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """Rotations [..., E] of ``positions`` [A, ...]; all axes of ordinary text are equal."""
+        """Rotations [..., 1, E] of ``positions`` [A, ...]; all axes of ordinary text are equal."""
         exponents = torch.arange(0, self._head_dim, 2, device=positions.device, dtype=torch.float32) / self._head_dim
         angles = positions[..., None].float() * (1.0 / self._rope.theta**exponents)
         if self._rope.mrope_section:
@@ -45,11 +45,11 @@ class Rotary:
             angles = torch.cat([section[axis] for axis, section in enumerate(sections)], dim=-1)
         else:
             angles = angles[0]
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = (part.to(dtype).unsqueeze(-2) for part in (angles.cos(), angles.sin()))
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
     def text(self, start: int, count: int, dtype: torch.dtype, device: torch.device) -> Rotation:
-        """Rotations [count, E] of consecutive text positions: views of a table that grows when it must."""
+        """Rotations [count, 1, E] of consecutive text positions: views of a table that grows when it must."""
         end, table = start + count, self._table
         if table is None or table.cos.shape[0] < end or table.cos.dtype != dtype or table.cos.device != device:
             size = 1 << end.bit_length()

@@ -7,11 +7,13 @@ A corrected state is only scored with. Neither the context of a node nor its cac
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fovea.visual.memory import MemoryProjection, VisualMemory
+from fovea.visual.memory import VisualMemory
 from fovea.visual.retrieval import RetrievalConfig, Retrieved, retrieve
 
 
@@ -46,8 +48,9 @@ class EvidenceCorrection(nn.Module):
         super().__init__()
         self.max_depth = max_depth
         self.config = config
-        self.hidden_width = hidden_width
-        self.memory = MemoryProjection(width)
+        self.memory_norm = nn.LayerNorm(width, eps=1e-5)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
         self.query_norm = nn.LayerNorm(width, eps=1e-5)
         self.query = nn.Linear(width, width, bias=False)
         self.depth_embedding = nn.Parameter(torch.zeros(depths, width)) if use_depth_embedding else None
@@ -60,10 +63,26 @@ class EvidenceCorrection(nn.Module):
     def remember(
         self, visual: Tensor, valid: Tensor | None = None, generator: torch.Generator | None = None
     ) -> VisualMemory:
-        """The memory of ``visual`` [N, D]; without a ``generator``, draws of ``random`` start at the config's seed."""
+        """The memory of ``visual`` [N, D]: ``k = W_K LN(v)``, ``u = W_U LN(v)``, and what scores need of k.
+
+        What entries that are not ``valid`` [N] hold does not matter. Without a ``generator``, draws of ``random`` start
+        at the config's seed.
+        """
+        if valid is not None:
+            visual = visual.masked_fill(~valid[:, None], 0.0)
         if generator is None and self.config.mode == "random":
             generator = torch.Generator().manual_seed(self.config.seed)
-        return self.memory(visual, valid, generator)
+        normed = self.memory_norm(visual)
+        keys = self.key(normed)
+        readers = keys @ self.query.weight * keys.shape[-1] ** -0.5
+        return VisualMemory(
+            readers=readers,
+            depth_scores=None if self.depth_embedding is None else F.linear(self.depth_embedding, readers),
+            values=self.value(normed),
+            key_norms=keys.detach().norm(dim=-1) if self.config.mode == "static_image" else None,
+            valid=valid,
+            generator=generator,
+        )
 
     def forward(
         self, h: Tensor, depth: int | Tensor, memory: VisualMemory, root: Tensor | None = None
@@ -89,7 +108,7 @@ class EvidenceCorrection(nn.Module):
         if len(rows) == 0:
             return h, None
         if memory.valid is not None and memory.valid.dim() == 2:
-            memory = VisualMemory(memory.keys, memory.values, memory.valid[rows], memory.generator)
+            memory = replace(memory, valid=memory.valid[rows])
         corrected, retrieved = self._correct(h[rows], depth[rows], memory, None if root is None else root[rows])
         return h.index_copy(0, rows, corrected.to(h.dtype)), retrieved
 
@@ -106,32 +125,32 @@ class EvidenceCorrection(nn.Module):
     def retrieve(self, h: Tensor, depth: int | Tensor, memory: VisualMemory, root: Tensor | None = None) -> Retrieved:
         """The evidence of ``h`` [R, D]; the memory holds at least one entry."""
         mode = self.config.mode
-        scores = F.linear(self.query_of(h, depth), memory.keys)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * h.shape[-1] ** -0.5
+        scores = self.scores_of(h, depth, memory)
         ranking = None
         if mode == "random":
             # Drawn on the host, so that a seed selects the same entries on every device.
             ranking = torch.rand(scores.shape, generator=memory.generator).to(scores.device)
-        elif mode == "static_image":
-            ranking = memory.keys.detach().norm(dim=-1).expand_as(scores)
+        elif mode == "static_image" and memory.key_norms is not None:
+            ranking = memory.key_norms.expand_as(scores)
         reuse = root.expand_as(scores) if root is not None and mode == "once_per_block" else None
         return retrieve(scores, self.config, valid=memory.valid, ranking=ranking, reuse=reuse)
 
-    def query_of(self, h: Tensor, depth: int | Tensor) -> Tensor:
-        """[R, D] ``W_Q (LN(h) + E_dep[depth])`` (Eq. 4); a control leaves out one of the two."""
-        embedding = None if self.depth_embedding is None else self.depth_embedding[depth]
+    def scores_of(self, h: Tensor, depth: int | Tensor, memory: VisualMemory) -> Tensor:
+        """[R, N] ``W_Q (LN(h) + E_dep[depth]) k / sqrt(d)`` (Eq. 4), float32 or wider; a control leaves out a term."""
+        by_depth = None if memory.depth_scores is None else memory.depth_scores[depth]
         if self.config.mode == "query_agnostic":
-            asked = torch.zeros_like(h) if embedding is None else embedding.expand_as(h)
-        elif embedding is None or self.config.mode == "state_only":
-            asked = self.query_norm(h)
+            scores = h.new_zeros(()) if by_depth is None else by_depth
+            scores = scores.expand(h.shape[0], len(memory))
+        elif by_depth is None or self.config.mode == "state_only":
+            scores = F.linear(self.query_norm(h), memory.readers)
         else:
-            asked = self.query_norm(h) + embedding
-        return self.query(asked)
+            scores = torch.addmm(by_depth, self.query_norm(h), memory.readers.t())
+        return scores.float() if scores.element_size() < 4 else scores
 
     def shift_of(self, h: Tensor, readout: Tensor) -> Tensor:
         """[R, D] ``g c`` (Eq. 8) of states [R, D] and their evidence [R, D]."""
         mixed = F.silu(self.mixed(torch.cat((h, readout), dim=-1)))
         if self.gate is None:
             return self.shift(mixed)
-        shift, gate = mixed.split(self.hidden_width, dim=-1)
+        shift, gate = mixed.chunk(2, dim=-1)
         return self.shift(shift) * self.gate(gate).sigmoid()

@@ -143,11 +143,15 @@ def _mass_cardinality(scores: Tensor, best: Tensor, rho: float, sizes: Tensor | 
 
 def _first(ranking: Tensor, best: Tensor, k: Tensor) -> Tensor:
     """[R, N] bool: the ``k`` [R] entries of highest ``ranking`` [R, N], lower indices first among equals."""
-    last = best.gather(-1, k[:, None].sub(1).clamp_(min=0))
-    above = ranking > last
+    k = k.unsqueeze(-1)
+    last = best.gather(-1, (k - 1).clamp_(min=0))
+    reached = ranking >= last
+    # Without ties at the cut that is all. A host can look; a device would have to be waited for.
+    if ranking.is_cpu and torch.equal(reached.sum(-1, keepdim=True), k):
+        return reached
     level = ranking == last
-    room = k[:, None] - above.sum(-1, keepdim=True)
-    return above | (level & (level.cumsum(-1) <= room))
+    above = reached & ~level
+    return above | (level & (level.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
 
 
 def _weights(scores: Tensor, selected: Tensor, valid: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 
 from fovea.drafters.blocks import CrossAttentionBlock, DecoderBlock
+from fovea.drafters.norm import RMSNorm
 from fovea.drafters.rotary import Rotary
 from fovea.targets.base import RopeSpec, TargetSpec
 
@@ -33,11 +34,11 @@ def reference(spec: TargetSpec, sections: list[int]) -> tuple[Qwen2_5_VLDecoderL
         rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta, "mrope_section": sections},
     )
     config._attn_implementation = "eager"
-    layer = Qwen2_5_VLDecoderLayer(config, 0)
+    layer = Qwen2_5_VLDecoderLayer(config, 0)  # pyright: ignore[reportArgumentType]
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() > 1 else 1.0))
-    return layer, Qwen2_5_VLRotaryEmbedding(config)
+    return layer, Qwen2_5_VLRotaryEmbedding(config)  # pyright: ignore[reportArgumentType]
 
 
 def adopt(block: DecoderBlock, layer: Qwen2_5_VLDecoderLayer) -> None:
@@ -119,3 +120,20 @@ def test_cross_attention_reads_states_and_starts_closed(spec: TargetSpec) -> Non
     y = x + torch.tensor(0.7).tanh() * block.o_proj(torch.stack(rows))
     y = y + torch.tensor(-0.4).tanh() * block.mlp(block.mlp_norm(y))
     torch.testing.assert_close(block(x, states, causal), y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_norm_equals_the_formula_and_its_gradient(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm(12, eps=1e-3).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    x = (torch.randn(5, 12) * torch.tensor([1e-3, 1e-2, 1, 10, 0])[:, None]).to(dtype).requires_grad_()
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight.double()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(norm(x).double(), expected, rtol=tolerance, atol=tolerance)
+    assert norm(x).dtype == dtype
+    cotangent = torch.randn(5, 12, dtype=torch.float64)
+    got = torch.autograd.grad((norm(x).double() * cotangent).sum(), x)[0].double()
+    want = torch.autograd.grad((expected * cotangent).sum(), x)[0].double()
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=40 * tolerance)

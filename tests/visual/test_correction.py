@@ -1,6 +1,7 @@
 """Memory and correction against the golden vectors, gradients included, and the controls by what defines them."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,10 +31,10 @@ def golden(name: str) -> tuple[SimpleNamespace, EvidenceCorrection]:
     ).double()
     assert module.gate is not None
     weights = {
-        "memory.norm.weight": case.ln_v_weight,
-        "memory.norm.bias": case.ln_v_bias,
-        "memory.key.weight": case.W_K,
-        "memory.value.weight": case.W_U,
+        "memory_norm.weight": case.ln_v_weight,
+        "memory_norm.bias": case.ln_v_bias,
+        "key.weight": case.W_K,
+        "value.weight": case.W_U,
         "query_norm.weight": case.ln_h_weight,
         "query_norm.bias": case.ln_h_bias,
         "query.weight": case.W_Q,
@@ -58,9 +59,12 @@ def test_golden_vectors(name: str) -> None:
     case, module = golden(name)
     close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
     memory = module.remember(case.v, case.valid)
-    close(memory.keys[case.valid], case.k[case.valid])
+    normed = module.memory_norm(case.v)
+    close(module.key(normed), case.k)
+    close(module.value(normed), case.u)
     close(memory.values[case.valid], case.u[case.valid])
-    close(module.query_of(case.h, case.depth), case.q)
+    close(module.query(module.query_norm(case.h) + case.E_dep[case.depth]), case.q)
+    close(module.scores_of(case.h, case.depth, memory)[:, case.valid], case.s[:, case.valid])
 
     found = module.retrieve(case.h, case.depth, memory)
     assert torch.equal(found.k, case.K)
@@ -88,8 +92,8 @@ def test_golden_gradients(name: str) -> None:
         "v": case.v.requires_grad_(),
         "E_dep": module.depth_embedding,
         "W_Q": module.query.weight,
-        "W_K": module.memory.key.weight,
-        "W_U": module.memory.value.weight,
+        "W_K": module.key.weight,
+        "W_U": module.value.weight,
     }
     given = {key: tensor for key, tensor in inputs.items() if hasattr(case, f"grad_{key}")}
     corrected, _ = module(case.h, case.depth, module.remember(case.v, case.valid))
@@ -132,7 +136,7 @@ def test_rows_of_different_requests_share_a_call() -> None:
     valid = torch.zeros(7, 40, dtype=torch.bool)
     valid[:3, :15], valid[3:6, 15:] = True, True
     memory = module.remember(case.v)
-    got, found = module(case.h, case.depth, type(memory)(memory.keys, memory.values, valid))
+    got, found = module(case.h, case.depth, replace(memory, valid=valid))
     assert found is not None
     first, _ = module(case.h[:3], case.depth[:3], module.remember(case.v[:15]))
     second, _ = module(case.h[3:6], case.depth[3:6], module.remember(case.v[15:]))
@@ -164,14 +168,14 @@ def test_random_draws_differ_per_node_and_repeat_per_request() -> None:
     assert len({tuple(row) for row in first.selected.tolist()}) > 1
     assert first.k.tolist() == [4] * 6
     assert torch.equal(module.retrieve(h, 0, module.remember(visual)).selected, first.selected)
-    scores = module.query_of(h, 0) @ memory.keys.T / 4
+    scores = module.scores_of(h, 0, memory)
     torch.testing.assert_close(first.alpha, scores.masked_fill(~first.selected, -torch.inf).softmax(-1))
 
 
 def test_static_image_takes_the_keys_of_largest_norm() -> None:
     module, h, visual = control("static_image"), torch.randn(6, 16), torch.randn(30, 16)
     memory = module.remember(visual)
-    largest = set(memory.keys.norm(dim=-1).topk(4).indices.tolist())
+    largest = set(module.key(module.memory_norm(visual)).norm(dim=-1).topk(4).indices.tolist())
     for row in module.retrieve(h, 1, memory).selected:
         assert set(row.nonzero()[:, 0].tolist()) == largest
 
@@ -194,7 +198,7 @@ def test_once_per_block_reuses_the_roots_selection_with_own_weights() -> None:
     root = module.retrieve(h[:1], 0, memory)
     below = module.retrieve(h[1:], 1, memory, root.selected)
     assert torch.equal(below.selected, root.selected.expand(5, -1))
-    scores = module.query_of(h[1:], 1) @ memory.keys.T / 4
+    scores = module.scores_of(h[1:], 1, memory)
     torch.testing.assert_close(below.alpha, scores.masked_fill(~below.selected, -torch.inf).softmax(-1))
 
 
