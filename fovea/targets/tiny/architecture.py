@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 from fovea.targets.tiny.config import TinyConfig
+from fovea.targets.tiny.drawing import CELL
 from fovea.targets.tiny.tokenizer import END_OF_TEXT, IM_END, IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 
 
@@ -52,6 +60,17 @@ def model_config(config: TinyConfig, tokenizer: PreTrainedTokenizerBase, layers:
         vision_start_token_id=ids[VISION_START],
         vision_end_token_id=ids[VISION_END],
         tie_word_embeddings=True,
+    )
+
+
+def processor(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLProcessor:
+    """The processor; pictures keep their size from 4 to ``config.max_visual_tokens`` visual tokens."""
+    bounds = {"min_pixels": 4 * CELL**2, "max_pixels": config.max_visual_tokens * CELL**2}
+    return Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**bounds),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(**bounds),
+        chat_template=tokenizer.chat_template,
     )
 
 

@@ -1,0 +1,92 @@
+"""The first stage: the vision tower learns to name what is in a cell and where the cell lies.
+
+A picture says nothing to a language model before its tower speaks the model's words, and learning both at once takes
+longer than a coffee. Here the visual token of a cell, scored against the word embeddings, must name the content: a
+character, the tens of a number, a colour; three linear probes, thrown away afterwards, must find the shape or the ones,
+the row and the column.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
+
+from fovea.targets.tiny.batches import Patches
+from fovea.targets.tiny.drawing import COLOURS, DIGITS, LETTERS, SHAPES, Canvas
+from fovea.targets.tiny.tokenizer import END_OF_TEXT
+from fovea.targets.tiny.training import Optimizers, Report, half_precision
+
+#: Content, second content, row, column.
+_NAMES = 4
+#: Cells a side, and pictures in a batch, in turn.
+_SIZES = ((3, 40), (3, 40), (8, 6))
+
+
+def learn_alphabet(
+    model: Qwen2_5_VLForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    steps: int,
+    matrix_lr: float,
+    other_lr: float,
+    rng: np.random.Generator,
+    device: torch.device,
+    report: Report,
+) -> None:
+    """Trains the vision tower and the word embeddings, ``steps`` optimizer steps."""
+    embedding = model.model.language_model.embed_tokens
+    width = embedding.embedding_dim
+    probes = nn.Linear(width, (_NAMES - 1) * width, bias=False).to(device)
+    optimizers = Optimizers([model.model.visual, embedding, probes], matrix_lr, other_lr, steps)
+    words = _Words(tokenizer)
+    for step in range(steps):
+        side, pictures = _SIZES[step % len(_SIZES)]
+        drawn = [_random_cells(side, words, rng) for _ in range(pictures)]
+        patches = Patches.of(image for image, _ in drawn).to(device)
+        wanted = torch.tensor([names for _, cells in drawn for names in cells], device=device)
+        with half_precision(device):
+            tokens = model.model.visual(patches.pixels, patches.grids).pooler_output
+            tokens = F.rms_norm(tokens.float(), (width,))
+            views = torch.cat([tokens, probes(tokens)], dim=-1).view(-1, width)
+            logits = F.linear(views, embedding.weight)
+        loss = F.cross_entropy(logits.float(), wanted.view(-1)) * _NAMES
+        loss.backward()
+        optimizers.step(step)
+        report(loss.item())
+
+
+class _Words:
+    """The token that stands for a word, the last one if there are several, and for nothing."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        words = [*LETTERS, *DIGITS, *(f" {word}" for word in (*COLOURS, *SHAPES)), END_OF_TEXT]
+        self._ids = {word.strip(): tokenizer(word)["input_ids"][-1] for word in words}
+
+    def __call__(self, *words: str) -> list[int]:
+        return [self._ids[word] for word in words]
+
+
+def _random_cells(side: int, words: _Words, rng: np.random.Generator) -> tuple[Image.Image, list[list[int]]]:
+    """A picture of ``side`` x ``side`` cells with something or nothing in each, and the names of every cell."""
+    canvas = Canvas(side, side, rng)
+    names = []
+    shares = rng.dirichlet((1, 1, 1)) * 0.85
+    for place in np.ndindex(side, side):
+        kind = rng.choice(4, p=[*shares, 0.15])
+        if kind == 0:
+            content = (str(rng.choice(list(COLOURS))), str(rng.choice(SHAPES)))
+            canvas.shape(place, shape=content[1], colour=content[0])
+        elif kind == 1:
+            content = (str(rng.choice(list(LETTERS + DIGITS))), END_OF_TEXT)
+            canvas.glyph(place, content[0])
+        elif kind == 2:
+            content = tuple(str(digit) for digit in rng.integers(10, size=2))
+            canvas.glyph(place, "".join(content))
+        else:
+            content = (END_OF_TEXT, END_OF_TEXT)
+        names.append(words(*content, str(place[0] + 1), str(place[1] + 1)))
+    return canvas.image(), names

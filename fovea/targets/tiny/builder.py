@@ -1,0 +1,144 @@
+"""Builds the embedded default target once and keeps it in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+
+from fovea.targets.tiny import training
+from fovea.targets.tiny.accuracy import FamilyAccuracy, measure, require_reading
+from fovea.targets.tiny.alphabet import learn_alphabet
+from fovea.targets.tiny.architecture import grow, new_model, processor
+from fovea.targets.tiny.batches import Encoder
+from fovea.targets.tiny.config import TinyConfig
+from fovea.targets.tiny.families import conversations
+from fovea.targets.tiny.tokenizer import END_OF_TEXT, IM_END, train_tokenizer
+
+#: Raised whenever the pictures, the questions or the training change, so that caches are not mistaken for them.
+RECIPE_VERSION = 1
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pillow")
+
+
+def build(config: TinyConfig, cache: Path, *, device: torch.device | str | None = None, show: bool = True) -> Path:
+    """The checkpoint folder of the target, from ``cache`` or trained now (about five minutes on two cores).
+
+    The folder appears under its name only when it is whole. It is a Qwen2.5-VL checkpoint that transformers loads,
+    with ``accuracy.json`` beside it.
+
+    Args:
+        config: of the target; with library versions and kind of device it makes the folder's name.
+        cache: folder of caches.
+        device: where to train; None takes a GPU if there is one.
+        show: progress bars.
+
+    Raises:
+        UnreadablePicturesError: if the target did not learn to read its pictures; nothing is kept.
+    """
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    folder = cache / "targets" / f"tiny-qwen25vl-{cache_key(config, place)}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as building:
+        draft = Path(building) / "target"
+        _write(config, draft, place, show)
+        try:
+            draft.rename(folder)
+        except OSError:  # another process has published the same target meanwhile
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def cache_key(config: TinyConfig, device: torch.device) -> str:
+    """Twelve hex digits of all that decides what is built."""
+    recipe = {
+        "config": asdict(config),
+        "recipe": RECIPE_VERSION,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "device": device.type,
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _write(config: TinyConfig, folder: Path, device: torch.device, show: bool) -> None:
+    started = time.perf_counter()
+    tokenizer = train_tokenizer(_corpus(config.seed), config.vocab_size)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        model = _train(config, tokenizer, device, show)
+    report = measure(model, Encoder(tokenizer), config.judged_questions, device)
+    require_reading(report, config.min_gain)
+    ids = tokenizer.get_vocab()
+    model.generation_config = GenerationConfig(eos_token_id=ids[IM_END], pad_token_id=ids[END_OF_TEXT], do_sample=False)
+    model.to("cpu").save_pretrained(folder)
+    processor(config, tokenizer).save_pretrained(folder)
+    _write_report(folder / "accuracy.json", report, time.perf_counter() - started)
+
+
+def _train(
+    config: TinyConfig, tokenizer: PreTrainedTokenizerFast, device: torch.device, show: bool
+) -> Qwen2_5_VLForConditionalGeneration:
+    rng = np.random.default_rng(config.seed)
+    rates = {"matrix_lr": config.matrix_lr, "other_lr": config.other_lr}
+    with _progress(show) as stage:
+        model = new_model(config, tokenizer, config.shallow_layers).to(device)
+        report = stage("target: learning the alphabet", config.alphabet_steps)
+        learn_alphabet(model, tokenizer, steps=config.alphabet_steps, rng=rng, device=device, report=report, **rates)
+        for name, steps, scale in (("shallow", config.shallow_steps, 1.0), ("deep", config.deep_steps, 0.5)):
+            if name == "deep":
+                model = grow(model, config, tokenizer).to(device)
+            training.train(
+                model,
+                Encoder(tokenizer),
+                training.DIET,
+                steps=steps,
+                max_turns=config.max_turns,
+                rng=rng,
+                device=device,
+                report=stage(f"target: learning to answer, {name}", steps),
+                matrix_lr=scale * config.matrix_lr,
+                other_lr=scale * config.other_lr,
+            )
+    return model
+
+
+@contextmanager
+def _progress(show: bool) -> Iterator:
+    """Gives a function that opens a bar for a stage and returns what the stage reports its losses to."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("loss {task.fields[loss]:.2f}"), disable=not show) as bars:
+
+        def stage(description: str, steps: int) -> training.Report:
+            task = bars.add_task(description, total=steps, loss=float("nan"))
+            return lambda loss: bars.update(task, advance=1, loss=loss)
+
+        yield stage
+
+
+def _corpus(seed: int) -> list[str]:
+    """What the tokenizer learns from: questions, answers, and the roles of the chat template."""
+    texts = []
+    for conversation in conversations("train", 3000, seed):
+        for message in conversation.messages:
+            content = message["content"]
+            texts.append(message["role"])
+            texts.append(content if isinstance(content, str) else content[-1]["text"])
+    return texts
+
+
+def _write_report(path: Path, report: dict[str, FamilyAccuracy], seconds: float) -> None:
+    record = {"families": {name: asdict(f) for name, f in report.items()}, "build_seconds": round(seconds, 1)}
+    path.write_text(json.dumps(record, indent=2) + "\n")
