@@ -18,8 +18,8 @@ class RMSNorm(nn.Module):
         self.width = width
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
-        # A tensor, to be an operand of one fused operation; double precision does not widen the others.
-        self._eps = torch.tensor(eps, dtype=torch.float64)
+        # A tensor, to be an operand of one fused operation.
+        self._eps = torch.tensor(eps)
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cpu:
