@@ -22,7 +22,8 @@ class DrafterCheckpoint(Checkpoint):
     * ``drafter/``: the drafter of that checkpoint alone, as :mod:`fovea.drafters.checkpoint` keeps it.
     * ``drafter_best/``: the same of the epoch with the best ``monitor``.
 
-    Names are fixed and every file is replaced in one piece, so a folder can be copied, resumed and interrupted.
+    Names are fixed and every file is replaced in one piece, so a folder can be copied, resumed and interrupted. A run
+    that was interrupted within an epoch makes the steps that are left of it; which samples those see is the loader's.
 
     Args:
         run: folder of the run.

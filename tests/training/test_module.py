@@ -231,6 +231,16 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path, make_drafter, samp
         train(tmp_path, make_drafter, loader(samples, 8))
 
 
+def test_mixed_precision_makes_nearly_the_same_step(tmp_path, make_drafter, samples) -> None:
+    full = train(tmp_path, make_drafter, loader(samples, 8))
+    mixed = train(tmp_path, make_drafter, loader(samples, 8), precision="bf16-mixed")
+    start = weights(make_module(make_drafter()))
+    assert mixed.weights[0].dtype == torch.float32
+    assert mixed.metrics[0]["train/loss"] == pytest.approx(full.metrics[0]["train/loss"], rel=0.01)
+    steps = torch.stack([mixed.weights[0] - start, full.weights[0] - start])
+    assert torch.cosine_similarity(*steps, dim=0) > 0.98
+
+
 @pytest.mark.parametrize("name", ["steps", "max_anchors"])
 def test_unroll_below_1_is_refused(name) -> None:
     with pytest.raises(ValueError, match=f"unroll.{name} is 0"):
@@ -253,6 +263,7 @@ class Ranked(L.LightningDataModule):
         return loader(self.samples[self.trainer.global_rank :: self.trainer.world_size], self.batch_size)
 
 
+@pytest.mark.slow
 def test_two_ranks_make_the_steps_of_one(tmp_path, make_drafter, make_sample, samples) -> None:
     """In the first step one rank has no picture, in the second one has no answer."""
     text = [make_sample(30 + i, "tttaaaaat"[: 5 + i]) for i in range(4)]
