@@ -30,7 +30,7 @@ def start(folder: Path, *overrides: str, **environment: str) -> subprocess.Popen
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=300)
     return process.returncode, printed
 
 
