@@ -4,13 +4,14 @@ Legend: ``f`` frontier nodes of a pass, ``w`` children per node, ``n`` rows of t
 
 Every pass expands the frontier, and the most probable children of the pass are the next frontier. In the end the most
 probable of *all* children ever made are kept: a wide shallow tree where the drafter doubts, a deep narrow one where it
-is sure. Host arithmetic on a few hundred numbers, so NumPy, and few calls of it: each costs more than its work.
+is sure. A few hundred numbers, so plain lists: between two passes of a model, array calls cost more than their work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -79,55 +80,32 @@ def grow(root_token: int, expand: Expand, config: TreeConfig) -> DraftTree:
 
 def grow_passes(root_token: int, expand: Expand, *, width: int, passes: int, max_drafts: int) -> DraftTree:
     """:func:`grow` in plain numbers: ``passes`` expansions of ``width`` nodes, ``max_drafts`` of the children kept."""
-    # Rows in order of creation, the root first. A cost is a negated log-probability, so that sorting needs no copy.
-    tokens, parents, costs = [np.array([root_token])], [np.array([-1])], [np.zeros(1)]
-    rows_made = [1]
-    frontier_tokens, frontier_parents = tokens[0], parents[0]
-    frontier_rows, frontier_costs = np.zeros(1, dtype=np.int64), costs[0]
+    # Rows in order of creation, the root first. A cost is a negated log-probability: the best are the cheapest, and a
+    # stable sort takes among equals the one made first.
+    tokens, parents, depths, costs = [root_token], [-1], [0], [0.0]
+    frontier, places = [0], [-1]
     for depth in range(passes):
-        ids, log_probs = expand(frontier_tokens, frontier_parents, depth)
-        parent_costs = frontier_costs[:, None]
-        # Rounding may lift a log-probability above 0, and a child that outranks its parent could outlive it.
-        child_costs = np.maximum(parent_costs - log_probs, parent_costs).ravel()
-        child_tokens = ids.ravel()
-        tokens.append(child_tokens)
-        parents.append(frontier_rows.repeat(ids.shape[1]))
-        costs.append(child_costs)
-        # A stable sort: among equals the child made first goes first. Impossible children come last.
-        best = child_costs.argsort(kind="stable")[:width]
-        frontier_costs = child_costs[best]
-        if frontier_costs[-1] == np.inf:
-            best = best[frontier_costs < np.inf]
-            frontier_costs = child_costs[best]
-        frontier_tokens, frontier_parents = child_tokens[best], best // ids.shape[1]
-        frontier_rows = best + sum(rows_made)
-        rows_made.append(child_tokens.size)
-        if not best.size:
+        ids, log_probs = expand(np.array([tokens[row] for row in frontier]), np.array(places), depth)
+        made = len(tokens)
+        for row, children, scores in zip(frontier, ids.tolist(), log_probs.tolist(), strict=True):
+            cost = costs[row]
+            # Rounding may lift a log-probability above 0, and a child that outranks its parent could outlive it.
+            costs += [cost - score if score < 0 else cost for score in scores]
+            tokens += children
+            parents += [row] * len(children)
+        depths += [depth + 1] * (len(tokens) - made)
+        cheapest = sorted(range(made, len(tokens)), key=costs.__getitem__)[:width]
+        frontier = [row for row in cheapest if costs[row] < inf]
+        if not frontier:
             break
-    return _most_probable(
-        np.concatenate(tokens),
-        np.concatenate(parents),
-        np.repeat(np.arange(len(rows_made)), rows_made),
-        np.concatenate(costs),
-        max_drafts,
+        places = [(row - made) // ids.shape[1] for row in frontier]
+    # A parent never costs more than its child and was made earlier, so whoever keeps the child keeps the parent.
+    cheapest = sorted(range(len(tokens)), key=costs.__getitem__)[: max_drafts + 1]
+    kept = sorted(row for row in cheapest if costs[row] < inf)
+    row_of = {-1: -1} | {old: new for new, old in enumerate(kept)}
+    return DraftTree(
+        tokens=np.array([tokens[row] for row in kept]),
+        parents=np.array([row_of[parents[row]] for row in kept]),
+        depths=np.array([depths[row] for row in kept]),
+        log_probs=np.array([-costs[row] for row in kept]),
     )
-
-
-def _most_probable(
-    tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, costs: np.ndarray, max_drafts: int
-) -> DraftTree:
-    """The tree of the root and the ``max_drafts`` cheapest drafts of possible ones, still in order of creation.
-
-    A parent never costs more than its child and was made earlier, so a stable sort that keeps a child keeps its parent.
-    """
-    kept = costs.argsort(kind="stable")[: max_drafts + 1]
-    kept.sort()
-    kept_costs = costs[kept]
-    if kept_costs.max() == np.inf:
-        kept = kept[kept_costs < np.inf]
-        kept_costs = costs[kept]
-    row_of = np.empty(tokens.size, dtype=np.int64)
-    row_of[kept] = np.arange(kept.size)
-    new_parents = row_of[parents[kept]]
-    new_parents[0] = -1
-    return DraftTree(tokens[kept], new_parents, depths[kept], -kept_costs)
