@@ -88,7 +88,7 @@ def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -
     }
     for name in _STATES:
         tensors |= _store_states(getattr(sample, name).cpu(), name, sample.key, dtype)
-    # Cloned: the file holds exactly the rows that belong to the sample, whatever larger tensor they are a view of.
+    # Cloned: older safetensors refuse views that share a storage, as the states of one forward pass may.
     data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
     about = {
         "key": sample.key,

@@ -50,9 +50,10 @@ def test_again_does_nothing(tmp_path, conversations, config, fingerprint, fake_t
 
 def test_two_ranks(tmp_path, conversations, config, fingerprint, fake_target):
     settings = {"progress": False, "world_size": 2}
-    assert export(fake_target(), conversations, tmp_path, config, fingerprint, rank=1, **settings) is None
-    manifest = export(fake_target(), conversations, tmp_path, config, fingerprint, rank=0, **settings)
-    assert manifest is not None
+    second, first = fake_target(), fake_target()
+    assert export(second, conversations, tmp_path, config, fingerprint, rank=1, **settings) is None
+    assert export(first, conversations, tmp_path, config, fingerprint, rank=0, **settings) is not None
+    assert sum(first.batches) == sum(second.batches) == len(conversations) / 2
     assert sorted(by_key(tmp_path)) == sorted(c.key for c in conversations)
 
 
