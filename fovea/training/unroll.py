@@ -185,7 +185,7 @@ class _Chains:
         """Runs step ``number``; steps come in order."""
         previous, self.rows = self.rows, self.anchors.alive(number)
         spans = self._spans()
-        h, mid = self._first() if number == 1 else self._next(number, previous, spans)
+        h, mid = self._first() if number == 1 else self._next(number, previous)
         hats, raws, passed = [], [], []
         for sample, start, end in spans:
             root = self.roots.get(sample)
@@ -216,15 +216,15 @@ class _Chains:
         anchor = self.anchors.sample.to(self.device), self.slots.to(self.device)
         return h[anchor], mid[anchor]
 
-    def _next(self, number: int, previous: Tensor, spans: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+    def _next(self, number: int, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Step s > 1: one row per living chain; h and mid [a, D]."""
         if len(self.rows) < len(previous):
             living = torch.isin(previous, self.rows).nonzero()[:, 0].to(self.device)
             self.passed_on = self.passed_on[living]
             for layer, past in self.chain.items():
                 self.chain[layer] = [(keys[:, living], values[:, living]) for keys, values in past]
-        slots = self.slots[self.rows]
-        seen = ChainRows(spans, slots.to(self.device), slots.tolist())
+        counts = self.anchors.sample[self.rows].bincount(minlength=len(self.context))
+        seen = ChainRows(counts, self.slots[self.rows], self.device)
         sample = self.anchors.sample[self.rows].to(self.device)
         token = (self.anchors.pair[self.rows] + number).to(self.device)
 

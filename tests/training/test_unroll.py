@@ -187,8 +187,8 @@ def test_gradients_equal_those_of_single_chains(variant: str) -> None:
 
     def gradients(rows: dict) -> tuple[torch.Tensor, ...]:
         # Weights that differ per row, so that a permutation would show.
-        total = sum((1 + hash(key) % 7) * (torch.stack(row) * cotangent).sum() for key, row in rows.items())
-        return torch.autograd.grad(total, list(parameters.values()))  # pyright: ignore[reportArgumentType]
+        weighed = [(1 + hash(key) % 7) * (torch.stack(row) * cotangent).sum() for key, row in rows.items()]
+        return torch.autograd.grad(torch.stack(weighed).sum(), list(parameters.values()))
 
     single = {
         (number, *key): row
@@ -334,32 +334,31 @@ def attention_case() -> tuple[list[torch.Tensor], ChainRows]:
         tensor(kv_heads, rows, past, width),
         tensor(kv_heads, rows, past, width),
     ]
-    return tensors, ChainRows([(0, 0, 3), (2, 3, 7)], torch.tensor(slots), slots)
+    return tensors, ChainRows(torch.tensor([3, 0, 4]), torch.tensor(slots), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 256])
+@pytest.mark.parametrize("scores", [1, 150, 10_000])
 def test_chain_attention_equals_plain_attention_row_by_row(
-    chunk: int, attention_case: tuple, monkeypatch: pytest.MonkeyPatch
+    scores: int, attention_case: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_attention_module, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(chain_attention_module, "SCORES_ON_CPU", scores)
     (queries, keys, values, chain_keys, chain_values), rows = attention_case
     got = chain_attention(queries, (keys, values), (chain_keys, chain_values), rows)
-    for sample_, start, end in rows.spans:
-        for row in range(start, end):
-            seen = rows.slots_on_host[row] + 1
-            all_keys = torch.cat((keys[sample_, :, :seen], chain_keys[:, row]), dim=1)
-            all_values = torch.cat((values[sample_, :, :seen], chain_values[:, row]), dim=1)
-            expected = F.scaled_dot_product_attention(
-                queries[:, row : row + 1][None], all_keys[None], all_values[None], enable_gqa=True
-            )
-            torch.testing.assert_close(got[:, row], expected[0, :, 0])
+    for row, sample_ in enumerate([0, 0, 0, 2, 2, 2, 2]):
+        seen = int(rows.slots[row]) + 1
+        all_keys = torch.cat((keys[sample_, :, :seen], chain_keys[:, row]), dim=1)
+        all_values = torch.cat((values[sample_, :, :seen], chain_values[:, row]), dim=1)
+        expected = F.scaled_dot_product_attention(
+            queries[:, row : row + 1][None], all_keys[None], all_values[None], enable_gqa=True
+        )
+        torch.testing.assert_close(got[:, row], expected[0, :, 0])
 
 
-@pytest.mark.parametrize("chunk", [2, 256])
+@pytest.mark.parametrize("scores", [150, 10_000])
 def test_chain_attention_has_the_right_gradients(
-    chunk: int, attention_case: tuple, monkeypatch: pytest.MonkeyPatch
+    scores: int, attention_case: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_attention_module, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(chain_attention_module, "SCORES_ON_CPU", scores)
     tensors, rows = attention_case
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ck: torch.Tensor, cv: torch.Tensor) -> torch.Tensor:
