@@ -1,11 +1,15 @@
 """What counts as lossless: exact answers, near-ties in half precision, and nothing else."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fovea.decoding.autoregressive import generate_autoregressive
+from fovea.decoding.scripted import RandomProposer
+from fovea.decoding.speculative import generate
 from fovea.evaluation.losslessness import TIE_STEPS, Comparison, Losslessness, compare
 from fovea.targets.base import Encoded
 
@@ -86,3 +90,30 @@ def test_counts_add_up_over_ranks():
             "chart": {"exact": 1, "tie": 1, "unexplained": 1},
         },
     }
+
+
+@pytest.fixture(scope="module")
+def half_target(small_target):
+    """The small target in bf16."""
+    half = copy.deepcopy(small_target)
+    half.model.to(torch.bfloat16)
+    return half
+
+
+def test_bf16_differences_of_the_loops_are_ties(half_target, small_conversations):
+    """Passes of different widths round differently; what that changes is always explained, a wrong token never."""
+    vocab, outcomes = half_target.spec.vocab_size, []
+    for conversation in small_conversations[:6]:
+        encoded = half_target.encode(replace(conversation, messages=conversation.messages[:1]))
+        answer = generate_autoregressive(half_target, encoded, max_new_tokens=60, eos_ids=()).tokens
+        for nodes, hit_rate in ((0, 0.0), (12, 0.8), (40, 0.9)):
+            proposer = RandomProposer(vocab_size=vocab, nodes=nodes, answer=answer, hit_rate=hit_rate)
+            tokens = generate(half_target, proposer, encoded, max_new_tokens=60, eos_ids=()).tokens
+            outcomes.append(compare(half_target, encoded, answer, tokens).outcome)
+        for place in (0, 7, 59):
+            wrong = [*answer[:place], (answer[place] + 1) % vocab, *answer[place + 1 :]]
+            comparison = compare(half_target, encoded, answer, wrong)
+            outcomes.append("wrong " + comparison.outcome)
+    assert outcomes.count("unexplained") == 0
+    assert outcomes.count("exact") > 0
+    assert outcomes.count("wrong unexplained") >= 16, "a neighbouring id is hardly ever a tie"
