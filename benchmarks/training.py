@@ -6,7 +6,8 @@ One block, feature fusion, unrolled with correction off (text alone): the shape 
 unroll, objective, backward, clipping and AdamW. Memory is measured in a process of its own: when model and batch are
 made, it resets its resident high-water mark (``VmHWM``, by /proc/self/clear_refs; so Linux alone) to what is resident
 then, and reads it again after two steps; the difference holds activations, gradients and optimizer state. Time is the
-median of the steps after a warm-up.
+median of the steps after a warm-up. ``products`` is what the step's matrix products would take by themselves, at the
+rate that a large product reaches on this machine at that moment.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def make_batch(args: argparse.Namespace, share: float) -> TeacherBatch:
     return TeacherBatch.collate([sample])
 
 
-def make_step(args: argparse.Namespace, share: float) -> tuple[Callable[[], None], int]:
-    """A function that trains one step, and the supervised rows (anchor, step) that it trains on."""
+def make_step(args: argparse.Namespace, share: float) -> tuple[Callable[[], None], int, int]:
+    """A function that trains one step, its supervised rows (anchor, step), and the tokens of the answer."""
     torch.manual_seed(0)
     drafter, batch, config = make_drafter(args), make_batch(args, share), ObjectiveConfig(chunk_rows=args.chunk_rows)
     parameters = [p for p in drafter.parameters() if p.requires_grad]
@@ -95,7 +96,7 @@ def make_step(args: argparse.Namespace, share: float) -> tuple[Callable[[], None
         optimizer.zero_grad()
 
     answer = int(batch.answer_mask.sum())
-    return step, sum(max(0, answer - number) for number in range(1, args.steps + 1))
+    return step, sum(max(0, answer - number) for number in range(1, args.steps + 1)), answer
 
 
 def high_water_mib() -> float:
@@ -106,7 +107,7 @@ def high_water_mib() -> float:
 
 def measure_memory(args: argparse.Namespace) -> float:
     """MiB that two steps add to the high-water mark; in a fresh process."""
-    step, _ = make_step(args, args.memory_of)
+    step, _, _ = make_step(args, args.memory_of)
     Path("/proc/self/clear_refs").write_text("5")
     before = high_water_mib()
     step()
@@ -122,15 +123,30 @@ def memory_of(share: float) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
 
 
-def seconds_of(args: argparse.Namespace, share: float) -> tuple[float, int]:
-    """Median seconds per step, and the supervised rows of a step."""
-    step, rows = make_step(args, share)
+def seconds_of(args: argparse.Namespace, share: float) -> tuple[float, float, int]:
+    """Median seconds per step, those of its matrix products, and its supervised rows."""
+    step, rows, answer = make_step(args, share)
     times = []
     for _ in range(args.repeats + 1):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:]), rows
+    return statistics.median(times[1:]), products_seconds(args, rows, answer), rows
+
+
+def products_seconds(args: argparse.Namespace, rows: int, answer: int) -> float:
+    """Seconds of the step's matrix products: LM head (draft both ways, teacher once) and drafter (three ways)."""
+    states, weight = torch.randn(1024, args.hidden), torch.randn(args.vocabulary, args.hidden)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        torch.mm(states, weight.T)
+        times.append(time.perf_counter() - start)
+    per_operation = statistics.median(times) / (states.numel() * args.vocabulary)
+    drafter = sum(p.numel() for p in make_drafter(args).parameters() if p.requires_grad and p.dim() == 2)
+    # Step 1 runs every pair; the others run what is supervised.
+    run = args.tokens - 1 + max(0, rows - (answer - 1))
+    return per_operation * ((2 * rows + answer - 1) * weight.numel() + 3 * run * drafter)
 
 
 def main() -> None:
@@ -153,12 +169,12 @@ def main() -> None:
         f"hidden {args.hidden}, T = {args.tokens:,}, V = {args.vocabulary:,}, {args.blocks} block(s), "
         f"{args.steps} steps, batch 1, float32, chunks of {args.chunk_rows} rows, {torch.get_num_threads()} threads"
     )
-    print(f"{'supervised':12}{'rows':>8}{'s per step':>12}{'peak MiB above the model':>26}")
+    print(f"{'supervised':12}{'rows':>8}{'s per step':>12}{'products':>10}{'peak MiB above the model':>26}")
     seconds = []
     for share in (1.0, args.last):
-        taken, rows = seconds_of(args, share)
+        taken, products, rows = seconds_of(args, share)
         seconds.append(taken)
-        print(f"{f'last {share:.0%}':12}{rows:8,}{taken:12.2f}{memory_of(share):26.0f}")
+        print(f"{f'last {share:.0%}':12}{rows:8,}{taken:12.2f}{products:10.2f}{memory_of(share):26.0f}")
     print(f"ratio of the times: {seconds[1] / seconds[0]:.2f}")
 
 
