@@ -120,9 +120,7 @@ def main() -> None:
         theirs = sum(path.stat().st_size for path in paths) / options.samples
         print(f"T {TOKENS}, D {WIDTH}, {VISUAL} visual, {SUPERVISED} supervised, {options.samples} samples, bf16")
         print(f"bytes per sample: torch.save of three streams {theirs / 1e6:.2f} MB, artifacts {ours / 1e6:.2f} MB")
-        print(
-            f"share: {ours / theirs:.1%} (at most 60 % up to {int(0.6 * 3 * TOKENS - TOKENS)} visual + supervised rows)"
-        )
+        print(f"share: {ours / theirs:.1%} (at most 60 % up to {round(0.8 * TOKENS)} visual + supervised rows)")
 
         artifacts = open_artifacts(folder)
 

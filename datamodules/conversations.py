@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fovea.targets.conversation import Conversation
 
@@ -58,9 +58,16 @@ class TinyConversations(ConversationSource):
         split: "train" or "heldout"; the two share no picture.
         count: conversations.
         seed: of the drawing.
+
+    Raises:
+        SourceError: for another split or no conversation.
     """
 
-    def __init__(self, split: str, count: int, seed: int = 0):
+    def __init__(self, split: Literal["train", "heldout"], count: int, seed: int = 0):
+        if split not in ("train", "heldout"):
+            raise SourceError(f"split is {split!r}; choose from: train, heldout")
+        if count < 1:
+            raise SourceError(f"count must be at least 1, got {count}")
         self._arguments = (split, count, seed)
 
     def _read(self) -> list[Conversation]:

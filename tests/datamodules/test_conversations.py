@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.conversations import JsonlConversations, MMSpecConversations, SourceError
+from datamodules.conversations import JsonlConversations, MMSpecConversations, SourceError, TinyConversations
 
 MMSPEC = Path(__file__).parents[3] / "shared" / "data" / "mmspec"
 
@@ -117,6 +117,21 @@ def test_mmspec_layout(tmp_path):
     write(tmp_path / "mmspec.jsonl", record)
     with pytest.raises(SourceError, match=r"mmspec.jsonl, line 1: .*'turns'"):
         len(MMSpecConversations(tmp_path))
+
+
+def test_drawn_conversations():
+    train, heldout = TinyConversations("train", 20, seed=1), TinyConversations("heldout", 20, seed=1)
+    assert len(train) == len(heldout) == 20
+    assert not {c.key for c in train} & {c.key for c in heldout}
+    assert all(c.messages[-1]["role"] == "assistant" for c in train)
+    assert train[3].messages == TinyConversations("train", 20, seed=1)[3].messages
+    digests = [source.digest() for source in (train, heldout, TinyConversations("train", 20, seed=2))]
+    assert len(set(digests)) == 3
+    assert TinyConversations("train", 20, seed=1).digest() == digests[0]
+    with pytest.raises(SourceError, match="choose from: train, heldout"):
+        TinyConversations("test", 20)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SourceError, match="count"):
+        TinyConversations("train", 0)
 
 
 @pytest.mark.skipif(not MMSPEC.is_dir(), reason="the MMSpec benchmark is not there")
