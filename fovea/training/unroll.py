@@ -12,7 +12,7 @@ and the token t + s + 1 that follows from it. It is supervised if that token bel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -158,6 +158,12 @@ class _Chains:
         self.memories: dict[int, VisualMemory | None] = {
             sample: drafter.remember(visual[sample], generator) for sample in anchors.sample.unique().tolist()
         }
+        self.later: dict[int, Tensor] = {
+            sample: places
+            for sample in self.memories
+            if len(places := batch.is_visual[sample].nonzero()[:, 0])
+            and int(places[-1]) > int(anchors.pair[anchors.sample == sample][0])
+        }
         self.roots: dict[int, Tensor] = {}
         self.prefix: dict[int, tuple[Tensor, Tensor]] = {}
         self.chain: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -192,17 +198,26 @@ class _Chains:
             if root is not None:
                 local = self.rows[start:end] - int((self.anchors.sample < sample).sum())
                 root = root[local.to(self.device)]
-            scored = self.drafter.score(h[start:end], number - 1, self.memories[sample], root)
+            memory = self._memory(sample, self.rows[start:end])
+            scored = self.drafter.score(h[start:end], number - 1, memory, root)
             hats.append(scored.hat)
             raws.append(scored.raw)
             passed.append(scored.passed_on)
             if scored.retrieved is not None:
-                self.retrieval.append(torch.stack((scored.retrieved.k, scored.retrieved.k_raw), dim=1))
+                cardinalities = torch.stack((scored.retrieved.k, scored.retrieved.k_raw), dim=1)
+                self.retrieval.append(cardinalities[cardinalities[:, 0] > 0] if sample in self.later else cardinalities)
                 self.roots.setdefault(sample, scored.retrieved.selected)
         self.passed_on = torch.cat(passed)
         supervised = self.anchors.taught[self.rows, number - 1].nonzero()[:, 0]
         chosen = supervised.to(self.device)
         return _Step(number, self.rows[supervised], torch.cat(hats)[chosen], torch.cat(raws)[chosen], mid[chosen])
+
+    def _memory(self, sample: int, rows: Tensor) -> VisualMemory | None:
+        """What the chains of the anchors ``rows`` retrieve from: pictures of later turns have not been shown yet."""
+        memory = self.memories[sample]
+        if memory is None or sample not in self.later:
+            return memory
+        return replace(memory, valid=self.later[sample] <= self.anchors.pair[rows, None].to(self.device))
 
     def _first(self) -> tuple[Tensor, Tensor]:
         """Step 1: all pairs of the context at once; h and mid [a, D] of the anchors."""

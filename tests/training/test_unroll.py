@@ -106,6 +106,8 @@ SAMPLES = [
     sample(1, "tptt" + "a" * 8 + "ttt" + "a" * 3 + "tt"),
     sample(2, "ttt" + "aaaa" + "t" + "aa"),
     sample(3, "tpptt" + "a" * 6),
+    sample(4, "tpt" + "aaa" + "tpt" + "aaaa"),
+    sample(5, "tt" + "aaa" + "tpt" + "aaa"),
 ]
 
 
@@ -125,9 +127,9 @@ def one_by_one(drafter: FoveaDrafter, taught: TeacherSample, steps: int) -> dict
     positions = torch.arange(length)[None] if config.rope == "1d" else taught.positions
     kept = torch.ones(length, dtype=torch.bool)
     kept[taught.is_visual] = kept_in_prefix(taught.visual, config.visual_prefix, config.visual_prefix_ratio)
-    memory = drafter.remember(taught.visual)
     rows = {}
     for anchor in supervised_positions(taught.answer_mask).nonzero()[:, 0].tolist():
+        memory = drafter.remember(taught.visual[: int(taught.is_visual[:anchor].sum())])
         pairs = [t for t in range(anchor + 1) if kept[t + 1]] if anchor + 1 < length else []
         tokens, states, root = [t + 1 for t in pairs], [taught.last[t] for t in pairs], None
         for step in range(1, steps + 1):
