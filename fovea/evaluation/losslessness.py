@@ -13,15 +13,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from fovea.targets.base import Encoded, Target
 
 Outcome = Literal["exact", "tie", "unexplained"]
-OUTCOMES: tuple[Outcome, ...] = ("exact", "tie", "unexplained")
 
 #: A tie: both tokens' logits are within this many rounding steps of the largest logit. A pass rounds every layer's
-#: output, so logits of equal inputs differ by a few steps (on the tests' bf16 target, differing answers lay within 2.7).
+#: output, so logits of equal inputs differ by a few steps (answers of the tests' bf16 target differed within 2.7).
 TIE_STEPS = 4
 
 
@@ -83,33 +81,3 @@ def _next_logits(target: Target, encoded: Encoded, answer: Sequence[int]) -> Ten
         ids = torch.tensor(answer, device=target.device)
         hidden = target.extend(state, ids, state.text_positions(torch.arange(len(answer), device=target.device)))
     return target.lm_head(hidden[-1])
-
-
-class Losslessness(Metric):
-    """Counts outcomes per source; adds up over ranks.
-
-    Args:
-        sources: every source that may occur, the same and in the same order on all ranks.
-    """
-
-    full_state_update = False
-    is_differentiable = False
-
-    counts: Tensor
-
-    def __init__(self, sources: Sequence[str]) -> None:
-        super().__init__()
-        self.sources = tuple(sources)
-        self.add_state("counts", torch.zeros(len(sources), len(OUTCOMES), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, comparison: Comparison, source: str) -> None:
-        """Adds one comparison."""
-        self.counts[self.sources.index(source), OUTCOMES.index(comparison.outcome)] += 1
-
-    def compute(self) -> dict[str, dict]:
-        """``{"all": {outcome: count}, "per_source": {source: {outcome: count}}}``, sources with samples only."""
-        rows = dict(zip(self.sources, self.counts.tolist(), strict=True))
-        return {
-            "all": dict(zip(OUTCOMES, self.counts.sum(0).tolist(), strict=True)),
-            "per_source": {source: dict(zip(OUTCOMES, row, strict=True)) for source, row in rows.items() if sum(row)},
-        }
