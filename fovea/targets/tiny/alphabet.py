@@ -2,8 +2,8 @@
 
 A picture says nothing to a language model before its tower speaks the model's words, and learning both at once takes
 longer than a coffee. Here the visual token of a cell, scored against the word embeddings, must name the content: a
-character, the tens of a number, a colour; three linear probes, thrown away afterwards, must find the shape or the ones,
-the row and the column.
+character, the tens of a number, a colour; linear probes, thrown away afterwards, must find the shape, the ones or the
+height of a bar, the same of the cell to the left, the row and the column.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGenera
 
 from fovea.targets.tiny.batches import Patches
 from fovea.targets.tiny.drawing import COLOURS, DIGITS, LETTERS, SHAPES, Canvas
+from fovea.targets.tiny.scenes import COLUMN_NAMES, ROW_NAMES
 from fovea.targets.tiny.tokenizer import END_OF_TEXT
 from fovea.targets.tiny.training import Optimizers, Report, half_precision
 
-#: Content, second content, row, column.
-_NAMES = 4
+#: Content, second content, both of the cell to the left, row, column.
+_NAMES = 6
 #: Cells a side, and pictures in a batch, in turn.
 _SIZES = ((3, 40), (3, 40), (8, 6))
 
@@ -63,7 +64,8 @@ class _Words:
     """The token that stands for a word, the last one if there are several, and for nothing."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        words = [*LETTERS, *DIGITS, *(f" {word}" for word in (*COLOURS, *SHAPES)), END_OF_TEXT]
+        spoken = (*COLOURS, *SHAPES, *ROW_NAMES, *COLUMN_NAMES)
+        words = [*LETTERS, *DIGITS, *(f" {word}" for word in spoken), END_OF_TEXT]
         self._ids = {word.strip(): tokenizer(word)["input_ids"][-1] for word in words}
 
     def __call__(self, *words: str) -> list[int]:
@@ -73,10 +75,14 @@ class _Words:
 def _random_cells(side: int, words: _Words, rng: np.random.Generator) -> tuple[Image.Image, list[list[int]]]:
     """A picture of ``side`` x ``side`` cells with something or nothing in each, and the names of every cell."""
     canvas = Canvas(side, side, rng)
-    names = []
-    shares = rng.dirichlet((1, 1, 1)) * 0.85
+    names: list[list[int]] = []
+    content_of: dict[tuple[int, ...], tuple[str, ...]] = {}
+    shares = rng.dirichlet((1, 1, 1, 1)) * 0.85
+    if rng.random() < 0.3:
+        canvas.frame((int(rng.integers(side)), 0), side)
     for place in np.ndindex(side, side):
-        kind = rng.choice(4, p=[*shares, 0.15])
+        kind = rng.choice(5, p=[*shares, 0.15])
+        content = (END_OF_TEXT, END_OF_TEXT)
         if kind == 0:
             content = (str(rng.choice(list(COLOURS))), str(rng.choice(SHAPES)))
             canvas.shape(place, shape=content[1], colour=content[0])
@@ -84,9 +90,18 @@ def _random_cells(side: int, words: _Words, rng: np.random.Generator) -> tuple[I
             content = (str(rng.choice(list(LETTERS + DIGITS))), END_OF_TEXT)
             canvas.glyph(place, content[0])
         elif kind == 2:
-            content = tuple(str(digit) for digit in rng.integers(10, size=2))
+            content = (str(rng.integers(10)), str(rng.integers(10)))
             canvas.glyph(place, "".join(content))
-        else:
-            content = (END_OF_TEXT, END_OF_TEXT)
-        names.append(words(*content, str(place[0] + 1), str(place[1] + 1)))
+        elif kind == 3:
+            content = (str(rng.choice(list(COLOURS))), str(rng.integers(1, 3)))
+            canvas.bar(place, int(content[1]), content[0])
+        left = content_of.get((place[0], place[1] - 1), (END_OF_TEXT, END_OF_TEXT))
+        content_of[place] = content
+        names.append(words(*content, *left, *_place_words(place, side)))
     return canvas.image(), names
+
+
+def _place_words(place: tuple[int, ...], side: int) -> tuple[str, str]:
+    """Row and column as questions call them: by name in a grid of three by three, else by number."""
+    row, column = place
+    return (ROW_NAMES[row], COLUMN_NAMES[column]) if side == len(ROW_NAMES) else (str(row + 1), str(column + 1))

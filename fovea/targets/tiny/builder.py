@@ -97,15 +97,17 @@ def _train(
         model = new_model(config, tokenizer, config.shallow_layers).to(device)
         report = stage("target: learning the alphabet", config.alphabet_steps)
         learn_alphabet(model, tokenizer, steps=config.alphabet_steps, rng=rng, device=device, report=report, **rates)
-        for name, steps, scale in (("shallow", config.shallow_steps, 1.0), ("deep", config.deep_steps, 0.5)):
+        for name, curriculum, steps, scale in (
+            ("shallow", training.CURRICULUM, config.shallow_steps, 1.0),
+            ("deep", training.REVISION, config.deep_steps, 0.5),
+        ):
             if name == "deep":
                 model = grow(model, config, tokenizer).to(device)
             training.train(
                 model,
                 Encoder(tokenizer),
-                training.DIET,
+                curriculum,
                 steps=steps,
-                max_turns=config.max_turns,
                 rng=rng,
                 device=device,
                 report=stage(f"target: learning to answer, {name}", steps),

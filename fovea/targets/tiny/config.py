@@ -24,7 +24,7 @@ class TinyConfig:
     mrope_section: tuple[int, ...] = (8, 12, 12)
     #: Far lower than the real model's 1e6, so that a step of one row or column turns the height and width frequencies
     #: enough to matter: a wrong position must show.
-    rope_theta: float = 100.0
+    rope_theta: float = 10.0
     max_positions: int = 4096
     vision_depth: int = 3
     vision_hidden_size: int = 128
@@ -33,17 +33,15 @@ class TinyConfig:
     #: Most visual tokens of a picture; larger photographs are scaled down.
     max_visual_tokens: int = 100
     #: Steps in which the vision tower alone learns to name cells.
-    alphabet_steps: int = 150
+    alphabet_steps: int = 130
     #: Text layers of the model that learns to answer first, and its steps.
     shallow_layers: int = 4
-    shallow_steps: int = 400
+    shallow_steps: int = 600
     #: Steps of the full model, grown from the shallow one.
     deep_steps: int = 100
     #: Peak learning rates: Muon's for matrices, AdamW's for everything else.
-    matrix_lr: float = 4e-3
+    matrix_lr: float = 2e-2
     other_lr: float = 2e-3
-    #: Most questions about one picture in a training conversation.
-    max_turns: int = 4
     #: Held-out questions of each family that the target is judged by.
     judged_questions: int = 40
     #: Least share of exact answers that the right picture must add over a wrong one, mean over families.
@@ -58,6 +56,6 @@ class TinyConfig:
                 f"hidden_size={self.hidden_size} must be num_heads={self.num_heads} times the head width, "
                 f"{2 * sum(self.mrope_section)} for mrope_section={self.mrope_section}"
             )
-        for name in ("alphabet_steps", "shallow_steps", "deep_steps", "judged_questions", "max_turns"):
+        for name in ("alphabet_steps", "shallow_steps", "deep_steps", "judged_questions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")

@@ -107,11 +107,10 @@ class Canvas:
         """One or two characters, up to one pixel off the middle of their cell."""
         self._paint(place, _glyph_mask(text), _INK, jitter=1)
 
-    def bar(self, column: int, height: int, colour: str) -> None:
-        """A bar of ``height`` half cells that stands on the lower edge."""
-        rows = self._pixels.shape[0]
-        left = column * CELL
-        self._pixels[rows - height * CELL // 2 :, left + 5 : left + CELL - 5] = COLOURS[colour]
+    def bar(self, foot: tuple[int, int], height: int, colour: str) -> None:
+        """A bar of ``height`` half cells that stands on the lower edge of the cell ``foot``."""
+        bottom, left = (foot[0] + 1) * CELL, foot[1] * CELL
+        self._pixels[bottom - height * CELL // 2 : bottom, left + 5 : left + CELL - 5] = COLOURS[colour]
 
     def frame(self, place: tuple[int, int], columns: int) -> None:
         """The wooden frame of a sign, around ``columns`` cells from ``place`` to the right."""

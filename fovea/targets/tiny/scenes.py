@@ -16,8 +16,8 @@ from PIL import Image
 from fovea.targets.tiny.drawing import COLOURS, DIGITS, LETTERS, SHAPES, Canvas
 
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_ROW_NAMES = ("top", "middle", "bottom")
-_COLUMN_NAMES = ("left", "centre", "right")
+ROW_NAMES = ("top", "middle", "bottom")
+COLUMN_NAMES = ("left", "centre", "right")
 
 
 class Turn(NamedTuple):
@@ -148,7 +148,7 @@ class Board:
 
 def _place_name(place: tuple[int, int]) -> str:
     row, column = place
-    return "centre" if place == (1, 1) else f"{_ROW_NAMES[row]} {_COLUMN_NAMES[column]}"
+    return "centre" if place == (1, 1) else f"{ROW_NAMES[row]} {COLUMN_NAMES[column]}"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Chart:
     def draw(self, rng: np.random.Generator) -> tuple[Image.Image, ...]:
         canvas = Canvas(3, 3, rng)
         for column, (colour, height) in enumerate(self.bars):
-            canvas.bar(column, height, colour)
+            canvas.bar((2, column), height, colour)
         return (canvas.image(),)
 
     def parts(self) -> tuple[Scene, ...]:

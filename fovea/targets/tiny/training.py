@@ -2,56 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from fovea.targets.tiny.batches import IGNORED, Batch, Encoder
 from fovea.targets.tiny.families import sample_scene, shuffled_turns
-from fovea.targets.tiny.scenes import Board, Chart, Pair, Scene, Strings, Table, Text
+from fovea.targets.tiny.scenes import Board, Chart, Pair, Scene, Strings, Table, Text, Turn
 
 #: Called after every optimizer step with the loss.
 Report = Callable[[float], None]
 
 
-@dataclass(frozen=True)
-class Diet:
-    """What a training stage feeds: kinds of scenes, and how many conversations of each kind a batch holds.
+Sampler = Callable[[np.random.Generator], Scene]
 
-    Stages take the batches in turn; a batch holds pictures of few sizes, so that little of it is padding.
+
+@dataclass(frozen=True)
+class Course:
+    """What a part of the training feeds.
+
+    Attributes:
+        share: of the steps.
+        max_turns: most questions about one picture.
+        batches: kinds of scenes, and how many conversations of each a batch holds; batches come in turn. A batch
+            holds pictures of few sizes, so that little of it is padding.
     """
 
-    batches: tuple[tuple[tuple[Callable[[np.random.Generator], Scene], int], ...], ...]
+    share: float
+    max_turns: int
+    batches: tuple[tuple[tuple[Sampler, int], ...], ...]
 
-    def items(self, rng: np.random.Generator, max_turns: int) -> Iterator[list]:
-        """Batches of (pictures, turns) without end."""
-        while True:
-            for batch in self.batches:
-                items = []
-                for sampler, count in batch:
-                    for _ in range(count):
-                        scene = sample_scene(sampler, "train", rng)
-                        items.append((scene.draw(rng), shuffled_turns(scene, rng)[:max_turns]))
-                yield items
+    def items(self, index: int, rng: np.random.Generator) -> list[tuple[tuple[Image.Image, ...], list[Turn]]]:
+        """Pictures and turns of the batch at ``index``."""
+        items = []
+        for sampler, count in self.batches[index % len(self.batches)]:
+            for _ in range(count):
+                scene = sample_scene(sampler, "train", rng)
+                items.append((scene.draw(rng), shuffled_turns(scene, rng)[: self.max_turns]))
+        return items
 
 
 def _large_strings(rng: np.random.Generator) -> Scene:
     return Strings.sample(rng, 8)
 
 
-DIET = Diet(
-    (
-        ((Board.sample, 8), (Chart.sample, 3), (Strings.sample, 3), (Text.sample, 2)),
-        ((Board.sample, 8), (Pair.sample, 4), (Strings.sample, 2)),
-        ((_large_strings, 4), (Table.sample, 4)),
-    )
+_MIXED = (
+    ((Board.sample, 12), (Chart.sample, 5), (Strings.sample, 4), (Text.sample, 3)),
+    ((Board.sample, 6), (Pair.sample, 6)),
+    ((_large_strings, 6), (Table.sample, 6)),
 )
+#: Reading comes first and alone: with everything at once the model learns phrases and no picture.
+CURRICULUM = (
+    Course(0.15, 1, (((Strings.sample, 24), (Text.sample, 8)),)),
+    Course(0.35, 2, (((Board.sample, 12), (Chart.sample, 6), (Strings.sample, 6), (Text.sample, 4)),)),
+    Course(0.50, 3, _MIXED),
+)
+#: For the model that has learnt it all and grown.
+REVISION = (Course(1.0, 3, _MIXED),)
 
 
 class Optimizers:
@@ -106,20 +120,26 @@ def answer_logits(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tu
 def train(
     model: Qwen2_5_VLForConditionalGeneration,
     encoder: Encoder,
-    diet: Diet,
+    curriculum: tuple[Course, ...],
     *,
     steps: int,
     matrix_lr: float,
     other_lr: float,
-    max_turns: int,
     rng: np.random.Generator,
     device: torch.device,
     report: Report,
 ) -> None:
-    """Trains ``model`` on answers, ``steps`` optimizer steps."""
+    """Trains the language model of ``model`` on answers, ``steps`` optimizer steps.
+
+    The vision tower stays as it is: as long as the language model makes nothing of the pictures, its gradients are
+    noise, and Muon, which gives every matrix an update of the same size, would wreck it.
+    """
     model.train()
-    optimizers = Optimizers([model], matrix_lr, other_lr, steps)
-    for step, items in zip(range(steps), diet.items(rng, max_turns), strict=False):
+    model.model.visual.requires_grad_(False)
+    optimizers = Optimizers([model.model.language_model], matrix_lr, other_lr, steps)
+    ends = np.cumsum([course.share for course in curriculum]) * steps
+    for step in range(steps):
+        items = curriculum[int(np.searchsorted(ends, step, side="right"))].items(step, rng)
         logits, wanted, _ = answer_logits(model, encoder.batch(items).to(device))
         loss = F.cross_entropy(logits, wanted)
         loss.backward()
