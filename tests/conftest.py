@@ -7,6 +7,7 @@ position changes the greedy tokens at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,12 @@ def enlarge_weights(model: torch.nn.Module, seed: int) -> None:
                 weight.copy_(noise * 1.5 / weight[0].numel() ** 0.5)
             else:
                 weight.copy_((1.0 if "norm" in name or "ln_q" in name else 0.0) + 0.3 * noise)
+
+
+@pytest.fixture(scope="session")
+def enlarge() -> Callable[..., None]:
+    """:func:`enlarge_weights`, for other small models."""
+    return enlarge_weights
 
 
 @pytest.fixture(scope="session")

@@ -114,6 +114,7 @@ class DrafterEvaluation:
             answer,
             spread(steps, self.evidence_steps),
             lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False),
+            views=encoded.views,
             question=_question(prompt),
         )
         save(figure, path)

@@ -20,7 +20,7 @@ from fovea.decoding.proposer import Proposer
 from fovea.decoding.speculative import generate
 from fovea.decoding.tree import DraftTree
 from fovea.evaluation.style import INK, MUTED, house_style
-from fovea.targets.base import Encoded, Prefill, Target
+from fovea.targets.base import Encoded, Prefill, Target, View
 from fovea.visual.retrieval import Retrieved
 
 #: One hue from transparent to opaque: the picture shows through where nothing was retrieved.
@@ -93,7 +93,7 @@ class _Watching:
 
 
 def heat_maps(weights: np.ndarray, grids: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Per image, [rows, columns] weights of its cells; ``weights`` [N] run through all images in reading order."""
+    """Per grid, [rows, columns] weights of its cells; ``weights`` [N] run through all grids in reading order."""
     ends = np.cumsum([rows * columns for rows, columns in grids])
     if len(weights) != ends[-1]:
         raise ValueError(f"{len(weights)} memory entries do not fit the image grids {tuple(grids)}")
@@ -113,36 +113,40 @@ def draw_evidence(
     steps: Sequence[EvidenceStep],
     decode: Callable[[Sequence[int]], str],
     *,
+    views: Sequence[View] | None = None,
     question: str = "",
 ) -> Figure:
-    """A row of panels per image: the picture, then the picture under the evidence of each of ``steps``.
+    """A row of panels per grid: its picture, then the picture under the evidence of each of ``steps``.
 
     All panels share one colour scale. Above a panel stand the place in the answer, the number of entries retrieved,
     the end of the text so far, and the token that the drafter proposed with that evidence.
 
     Args:
         images: upright RGB pictures in the order of the prompt.
-        grids: rows and columns of their visual tokens.
+        grids: rows and columns of the grids of their visual tokens.
         answer: token ids of the whole answer.
         steps: which rounds to show; at least one.
         decode: text of token ids.
+        views: what each grid shows; None for one grid per picture, over the whole of it.
         question: shown above all panels.
     """
+    views = [View(number) for number in range(len(grids))] if views is None else views
+    shown = [images[view.image] for view in views]
     maps = [heat_maps(step.weights, grids) for step in steps]
     scale = Normalize(0.0, max(float(step.weights.max()) for step in steps))
-    height = min(_TALLEST, _PANEL * sum(image.height / image.width for image in images))
+    height = min(_TALLEST, _PANEL * sum(image.height / image.width for image in shown))
     panels = len(steps) + 1
     heading = textwrap.wrap(question, 22 * panels)
     with house_style():
         figure = Figure(figsize=(_PANEL * panels + 0.9, height + 0.75 + 0.17 * len(heading)))
         grid = figure.subplots(
-            len(images), panels, squeeze=False, gridspec_kw={"height_ratios": [i.height / i.width for i in images]}
+            len(shown), panels, squeeze=False, gridspec_kw={"height_ratios": [i.height / i.width for i in shown]}
         )
-        for row, image in enumerate(images):
+        for row, (image, view) in enumerate(zip(shown, views, strict=True)):
             _show(grid[row, 0], image)
             for column, step_maps in enumerate(maps, start=1):
                 _show(grid[row, column], image, faded=True)
-                _overlay(grid[row, column], step_maps[row], image, scale)
+                _overlay(grid[row, column], step_maps[row], image, view, scale)
         grid[0, 0].set_title("picture", fontsize=8, fontweight="normal", color=MUTED)
         for column, step in enumerate(steps, start=1):
             caption = _caption(step, answer, decode)
@@ -166,14 +170,21 @@ def _show(axes: Axes, image: Image.Image, faded: bool = False) -> None:
     axes.spines[:].set(visible=True, color=MUTED, linewidth=0.6)
 
 
-def _overlay(axes: Axes, weights: np.ndarray, image: Image.Image, scale: Normalize) -> None:
-    """The weights of an image's cells, and a line around each cell that was selected."""
-    extent = (0, image.width, image.height, 0)
-    axes.imshow(weights, cmap=_HEAT, norm=scale, extent=extent, interpolation="nearest")
-    height, width = image.height / weights.shape[0], image.width / weights.shape[1]
+def _overlay(axes: Axes, weights: np.ndarray, image: Image.Image, view: View, scale: Normalize) -> None:
+    """The weights of a grid's cells over the part of the picture that it shows, and a line around each selected cell.
+
+    Line ends show nothing of the picture and are left out, and so is what lies beyond its edges.
+    """
+    weights = weights[:, : weights.shape[1] - view.line_ends]
+    if not weights.size:
+        return
+    left, top, right, bottom = np.array(view.box) * np.tile((image.width, image.height), 2)
+    axes.imshow(weights, cmap=_HEAT, norm=scale, extent=(left, right, bottom, top), interpolation="nearest")
+    height, width = (bottom - top) / weights.shape[0], (right - left) / weights.shape[1]
     for row, column in np.argwhere(weights > 0):
-        corner = (column * width, row * height)
+        corner = (left + column * width, top + row * height)
         axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=INK, linewidth=0.5, alpha=0.5))
+    axes.set(xlim=(0, image.width), ylim=(image.height, 0))
 
 
 def _caption(step: EvidenceStep, answer: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:

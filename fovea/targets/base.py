@@ -57,6 +57,25 @@ class TargetSpec:
     placeholder_ids: tuple[int, ...] = ()
 
 
+#: Left, top, right and bottom edge of a part of a picture, as shares of its width and height.
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of a picture that a grid of visual tokens shows.
+
+    Attributes:
+        image: number of the picture in the prompt, from 0.
+        box: the part; it reaches beyond 0 and 1 where the target padded the picture.
+        line_ends: columns at the right of the grid that mark the end of a row and show nothing.
+    """
+
+    image: int
+    box: Box = (0.0, 0.0, 1.0, 1.0)
+    line_ends: int = 0
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A conversation as the target reads it: ids, positions and vision inputs; CPU tensors, no batch axis.
@@ -68,7 +87,9 @@ class Encoded:
         next_position: rotary position of the token that would follow.
         is_visual: [T] bool, true at image positions.
         vision: keyword arguments of the vision tower, empty for text.
-        grids: per image, rows and columns of its visual tokens in reading order.
+        grids: rows and columns of each grid of visual tokens, in the order of the prompt; the tokens of a grid are in
+            reading order. An image has one grid or several, such as the whole picture and then its tiles.
+        views: per grid, what it shows.
         image_sizes: per image, (width, height) in pixels as given.
     """
 
@@ -80,6 +101,7 @@ class Encoded:
     is_visual: Tensor
     vision: Mapping[str, Tensor] = field(default_factory=dict)
     grids: tuple[tuple[int, int], ...] = ()
+    views: tuple[View, ...] = ()
     image_sizes: tuple[tuple[int, int], ...] = ()
 
 

@@ -23,16 +23,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedM
 from fovea.targets.answers import answer_greedily
 from fovea.targets.base import Encoded, Prefill, TargetSpec, TargetState
 from fovea.targets.conversation import Conversation
+from fovea.targets.encoding import Grid, ReadImages, encode
 from fovea.targets.head import TargetHead
-from fovea.targets.images import open_image
 from fovea.targets.kv_cache import KVCache
 from fovea.targets.mid_states import MidSide, MidStateSelector
-from fovea.targets.prompting import ChatPrompt, PromptError
+from fovea.targets.prompting import ChatPrompt
 from fovea.targets.spec import decoder_spec
 from fovea.targets.teacher_batch import TeacherSample
 from fovea.targets.teaching import teach
-
-Grid = tuple[int, int]
 
 
 class _LayerCache(Cache):
@@ -104,11 +102,17 @@ class HFTarget:
     @staticmethod
     def read_spec(config: Any, eos_ids: tuple[int, ...]) -> TargetSpec:
         """The spec of a checkpoint, from its configuration alone."""
-        return decoder_spec(config, config, eos_ids, qkv_bias=bool(getattr(config, "attention_bias", False)))
+        return decoder_spec(config, config, eos_ids)
 
-    def read_images(self, images: Sequence[Image.Image]) -> tuple[dict[str, Tensor], tuple[Grid, ...]]:
-        """Inputs of the vision tower, and rows and columns of each image's visual tokens; never called for no image."""
+    def read_images(self, images: Sequence[Image.Image]) -> ReadImages:
+        """Inputs of the vision tower, the grids of visual tokens and what they show; never called for no image."""
         raise NotImplementedError(f"{type(self).__name__} reads text only")
+
+    def image_ids(self, grids: Sequence[Grid]) -> list[int]:
+        """What stands in the prompt for an image with these ``grids``: a placeholder id for every visual token, and
+        whatever the target reads between them."""
+        assert self.image_token_id is not None
+        return [self.image_token_id] * sum(rows * columns for rows, columns in grids)
 
     def visual_tokens(self, vision: Mapping[str, Tensor]) -> Tensor:
         """[N, D] projected visual tokens of all images behind ``vision``, in order; never called for no image."""
@@ -121,58 +125,13 @@ class HFTarget:
 
     def generation_inputs(self, batch: Sequence[Encoded], is_visual_BT: Tensor) -> dict[str, Tensor]:
         """What transformers' ``generate`` needs beside ids and attention mask."""
-        return {}
+        return joined_vision(batch)
 
     # -- encoding -----------------------------------------------------------------------------------------------
 
     def encode(self, conversation: Conversation, answers: Sequence[Sequence[int]] | None = None) -> Encoded:
-        """See :meth:`fovea.targets.base.Target.encode`.
-
-        Raises:
-            PromptError: the chat template cannot render it faithfully.
-            BrokenImageError: a picture cannot be read.
-        """
-        tokens = self.prompt.tokens(conversation, answers)
-        vision: dict[str, Tensor] = {}
-        grids: tuple[Grid, ...] = ()
-        sizes: list[tuple[int, int]] = []
-        if conversation.images:
-            images = [
-                open_image(source, f"image {number} of conversation '{conversation.key}'")
-                for number, source in enumerate(conversation.images, 1)
-            ]
-            sizes = [image.size for image in images]
-            try:
-                vision, grids = self.read_images(images)
-            except ValueError as error:
-                raise PromptError(f"conversation '{conversation.key}': the image processor says: {error}") from error
-        ids, answer_mask = self._expand(tokens.ids, tokens.answer_mask, grids)
-        is_visual = self._stands_for_image(ids, answer_mask)
-        positions, next_position = self.rotary_positions(is_visual, grids)
-        return Encoded(
-            key=conversation.key,
-            ids=ids,
-            positions=positions,
-            answer_mask=answer_mask,
-            next_position=next_position,
-            is_visual=is_visual,
-            vision=vision,
-            grids=grids,
-            image_sizes=tuple(sizes),
-        )
-
-    def _expand(self, ids: list[int], answer_mask: list[bool], grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
-        """Ids and answer mask with one placeholder per visual token in the place of one per image."""
-        id_T, mask_T = torch.tensor(ids), torch.tensor(answer_mask)
-        if not grids:
-            return id_T, mask_T
-        repeats = torch.ones_like(id_T)
-        repeats[self._stands_for_image(id_T, mask_T)] = torch.tensor([rows * columns for rows, columns in grids])
-        return id_T.repeat_interleave(repeats), mask_T.repeat_interleave(repeats)
-
-    def _stands_for_image(self, ids: Tensor, answer_mask: Tensor) -> Tensor:
-        """[T] bool: image placeholders; one that an answer holds is a token like any other."""
-        return (ids == self.image_token_id) & ~answer_mask if self.image_token else torch.zeros_like(answer_mask)
+        """See :meth:`fovea.targets.base.Target.encode`; raises what :func:`fovea.targets.encoding.encode` does."""
+        return encode(self, conversation, answers)
 
     # -- decoding -----------------------------------------------------------------------------------------------
 
@@ -273,13 +232,22 @@ class HFTarget:
         return text.norm(hidden_BTD)
 
     def read_visual(self, batch: Sequence[Encoded]) -> Tensor:
-        """[N, D] visual tokens of all images of ``batch``, in order; N = 0 without images."""
-        visions = [encoded.vision for encoded in batch if encoded.vision]
-        if not visions:
+        """[N, D] visual tokens of all images of ``batch``, in order; N = 0 without images.
+
+        Raises:
+            ValueError: the vision tower makes more or fewer of them than the prompts have places.
+        """
+        vision = joined_vision(batch)
+        if not vision:
             return torch.zeros(0, self.spec.hidden_size, dtype=self.dtype, device=self.device)
-        return self.visual_tokens(
-            {name: torch.cat([vision[name] for vision in visions]).to(self.device) for name in visions[0]}
-        )
+        visual_ND = self.visual_tokens({name: tensor.to(self.device) for name, tensor in vision.items()})
+        places = sum(int(encoded.is_visual.sum()) for encoded in batch)
+        if visual_ND.shape[0] != places:
+            raise ValueError(
+                f"the images of conversation '{batch[0].key}' make {visual_ND.shape[0]} visual tokens, and the prompt "
+                f"has {places} places for them; are the processor's files those of this checkpoint?"
+            )
+        return visual_ND
 
     def merge(self, ids: Tensor, is_visual: Tensor, visual_ND: Tensor) -> Tensor:
         """[..., D] input embeddings of ``ids`` [...], visual tokens where ``is_visual`` [...]."""
@@ -297,3 +265,9 @@ class HFTarget:
         mask = torch.zeros(1, 1, new, past + new, dtype=self.dtype, device=self.device)
         mask[..., past:].masked_fill_(~tree_mask, torch.finfo(self.dtype).min)
         return mask
+
+
+def joined_vision(batch: Sequence[Encoded]) -> dict[str, Tensor]:
+    """Inputs of the vision tower for all images of ``batch``, in order; empty without images."""
+    visions = [encoded.vision for encoded in batch if encoded.vision]
+    return {name: torch.cat([vision[name] for vision in visions]) for name in visions[0]} if visions else {}

@@ -18,7 +18,9 @@ from fovea.targets.checkpoint import (
     weight_files,
     weights_fingerprint,
 )
+from fovea.targets.forward_check import check_forward
 from fovea.targets.hf import HFTarget
+from fovea.targets.llava import Llava, LlavaNext
 from fovea.targets.mid_states import default_mid_layers
 from fovea.targets.prompting import find_chat_template
 from fovea.targets.qwen25vl import Qwen25VL
@@ -36,8 +38,16 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: Adapter of each architecture that a checkpoint's config.json may name.
-ADAPTERS: dict[str, type[HFTarget]] = {"Qwen2_5_VLForConditionalGeneration": Qwen25VL}
+#: Adapter of each architecture that a checkpoint's config.json may name. Other causal language models are tried with
+#: HFTarget and checked against their own forward pass when they are loaded.
+ADAPTERS: dict[str, type[HFTarget]] = {
+    "LlamaForCausalLM": HFTarget,
+    "LlavaForConditionalGeneration": Llava,
+    "LlavaNextForConditionalGeneration": LlavaNext,
+    "MistralForCausalLM": HFTarget,
+    "Qwen2ForCausalLM": HFTarget,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
+}
 
 #: Entries of a generation_config.json that do not change what is generated.
 _HARMLESS = {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config"}
@@ -70,7 +80,7 @@ def load_target(
 
     Raises:
         FileNotFoundError: no config.json, no weights, or some of the model's tensors are not among them.
-        UnsupportedTargetError: as in :func:`load_spec`.
+        UnsupportedTargetError: as in :func:`load_spec`, or a language model that computes more than its layers say.
         PromptError: the checkpoint has no chat template.
         ValueError: another ``attn_implementation`` than sdpa, the only one that takes a tree mask on every device.
     """
@@ -93,12 +103,16 @@ def load_target(
             f"'{folder}' lacks {len(absent)} tensors of a {spec.architecture}, {absent[0]} among them; "
             "point to a complete copy with model.path=<folder>"
         )
-    model.set_attn_implementation({"text_config": PROBED_SDPA})
+    text_only = config.get_text_config() is config
+    model.set_attn_implementation(PROBED_SDPA if text_only else {"text_config": PROBED_SDPA})
     ignored = sorted(set(model.generation_config.to_diff_dict()) - _HARMLESS)
     if ignored:
         log.info("generation settings of the checkpoint are set aside in all loops: %s", ", ".join(ignored))
     model.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=eos_ids[0])
-    return adapter(model.to(device), processor, spec)
+    target = adapter(model.to(device), processor, spec)
+    if spec.architecture not in ADAPTERS:
+        check_forward(target)
+    return target
 
 
 def _read_config(folder: Path) -> Any:
@@ -108,10 +122,13 @@ def _read_config(folder: Path) -> Any:
 
 
 def _adapter(config: Any, folder: Path) -> type[HFTarget]:
-    names = config.architectures or ["an unnamed architecture"]
-    adapter = ADAPTERS.get(names[0])
+    name = (config.architectures or ["an unnamed architecture"])[0]
+    text_only = name.endswith("ForCausalLM") and config.get_text_config() is config
+    adapter = ADAPTERS.get(name, HFTarget if text_only else None)
     if adapter is None:
-        raise UnsupportedTargetError(f"'{folder}' holds {names[0]}; supported are {', '.join(sorted(ADAPTERS))}")
+        raise UnsupportedTargetError(
+            f"'{folder}' holds {name}; supported are {', '.join(sorted(ADAPTERS))} and other causal language models"
+        )
     return adapter
 
 

@@ -1,8 +1,10 @@
 """From chat turns to token ids: the chat template, cut into segments around the assistant's answers.
 
-The template is rendered once with a unique marker in the place of every answer. The text between two markers is
-tokenised alone, as a target reads it when it answers turn by turn, and the ids of the answers are put in between: so
-they are never re-tokenised, and no search through ids is needed to find them again.
+The template is rendered with a unique marker in the place of every answer, which cuts the text into segments. An
+answer begins where the generation prompt ends: what the template writes between the two, such as a space, is part of
+the answer's first token when the target answers. The whole text is tokenised at once, so its ids are those of the
+processor, and every token belongs to the segment or the answer that it lies in. Answers given as ids stand in the place
+of a stand-in word's tokens: they are never re-tokenised, and no search through ids is needed to find them again.
 """
 
 from __future__ import annotations
@@ -10,11 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+from jinja2 import TemplateError
 
 from fovea.targets.conversation import Conversation
 
 _ROLES = ("system", "user", "assistant")
+
+#: Stands for an answer whose ids are given while the text around it is tokenised.
+_STAND_IN = "Yes"
 
 
 class PromptError(ValueError):
@@ -75,29 +83,39 @@ class ChatPrompt:
         if answers is not None:
             messages = _with_answers(messages, len(answers), conversation.key)
         turns = self._checked(conversation, messages)
-        segments = [self._tokenize(text, first=not at) for at, text in enumerate(self._segments(turns, conversation))]
+        segments, leads = self._segments(turns, conversation)
         if answers is None:
             texts = [self._text(turn["content"]) for turn in turns if turn["role"] == "assistant"]
-            filled = [(self._tokenize(text), True) for text in texts]
         else:
-            ends = [segment[0] if segment else None for segment in segments[1:]]
-            filled = [self._open(list(answer), end) for answer, end in zip(answers, ends, strict=True)]
+            texts = [_STAND_IN] * len(answers)
+        spoken = [lead + text for lead, text in zip(leads, texts, strict=True)]
+        pieces = self._tokenize([text for pair in zip(segments, [*spoken, ""], strict=True) for text in pair])
+        around, filled = pieces[::2], pieces[1::2]
 
-        ids, mask = list(segments[0]), [False] * len(segments[0])
-        for (answer, closed), segment in zip(filled, segments[1:], strict=True):
-            is_end = closed and bool(segment) and segment[0] in self._eos_ids
+        ids, mask = list(around[0]), [False] * len(around[0])
+        for turn, segment in enumerate(around[1:]):
+            if answers is None:
+                answer, ends = filled[turn], bool(segment) and segment[0] in self._eos_ids
+            else:
+                last = turn + 1 == len(answers) and turns[-1]["role"] == "assistant"
+                answer, segment, ends = self._given(list(answers[turn]), segment, last)
             ids += answer + segment
-            mask += [True] * len(answer) + [is_end and not place for place in range(len(segment))]
+            mask += [True] * len(answer) + [ends and not place for place in range(len(segment))]
         return PromptTokens(ids, mask)
 
-    def _open(self, answer: list[int], end: int | None) -> tuple[list[int], bool]:
-        """A given answer without its end token, and whether that was ``end``, which the template writes itself.
+    def _given(self, answer: list[int], segment: list[int], last: bool) -> tuple[list[int], list[int], bool]:
+        """A given answer without its end token, what follows it, and whether that begins with the answer's end token.
 
-        Another end token leaves no trace in the conversation, just as in a chat.
+        An answer without one was cut: the end token that the template writes behind it is not its own. If the template
+        writes another, or none, the last answer ends as the target ended it; an earlier end leaves no trace, as in a
+        chat.
         """
-        if answer and answer[-1] in self._eos_ids:
-            return answer[:-1], answer[-1] == end
-        return answer, False
+        if not answer or answer[-1] not in self._eos_ids:
+            return answer, segment, False
+        answer, end = answer[:-1], answer[-1]
+        if segment[:1] == [end]:
+            return answer, segment, True
+        return (answer, [end], True) if last else (answer, segment, False)
 
     # -- what is refused ----------------------------------------------------------------------------------------
 
@@ -144,8 +162,12 @@ class ChatPrompt:
 
     # -- rendering ----------------------------------------------------------------------------------------------
 
-    def _segments(self, turns: list[dict[str, Any]], conversation: Conversation) -> list[str]:
-        """The rendered template, split where the answers go: one more segment than there are answers."""
+    def _segments(self, turns: list[dict[str, Any]], conversation: Conversation) -> tuple[list[str], list[str]]:
+        """The rendered template, split where the answers go, and what leads up to each answer.
+
+        There is one more segment than there are answers. A segment ends where the generation prompt ends; a lead is
+        the space that the template writes behind that.
+        """
         texts = [part["text"] for turn in turns for part in turn["content"] if part["type"] == "text"]
         marker = "answer-goes-here"
         while any(marker in text for text in texts):
@@ -157,23 +179,35 @@ class ChatPrompt:
             else {"role": turn["role"], "content": self._content(turn["content"])}
             for turn in turns
         ]
-        rendered = self._renderer.apply_chat_template(
-            messages,
-            chat_template=self._template,
-            tokenize=False,
-            add_generation_prompt=turns[-1]["role"] != "assistant",
-        )
+        answered = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
+        rendered = self._render(messages, turns[-1]["role"] != "assistant", conversation.key)
         segments = rendered.split(marker)
         dropped = [t for turn in turns if turn["role"] != "assistant" for t in self._texts(turn) if t not in rendered]
-        answers = sum(turn["role"] == "assistant" for turn in turns)
         images = rendered.count(self._image_token) if self._image_token else 0
-        if dropped or len(segments) != answers + 1 or images != len(conversation.images):
+        if dropped or len(segments) != len(answered) + 1 or images != len(conversation.images):
             what = f"the text '{dropped[0][:40]}'" if dropped else "an answer or an image"
             raise PromptError(
                 f"conversation '{conversation.key}': the chat template of the checkpoint loses {what}; "
                 "it may be made for another message format: give the checkpoint the chat_template of its chat model"
             )
-        return segments
+        leads = []
+        for place, number in enumerate(answered):
+            before = marker.join(segments[: place + 1])
+            prompt = self._render(messages[:number], True, conversation.key) if number else before
+            lead = before.removeprefix(prompt)
+            leads.append(lead if lead.isspace() and segments[place].endswith(lead) else "")
+        trimmed = [segment.removesuffix(lead) for segment, lead in zip(segments, [*leads, ""], strict=True)]
+        return trimmed, leads
+
+    def _render(self, messages: list[dict[str, Any]], generation_prompt: bool, key: str) -> str:
+        try:
+            return self._renderer.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=generation_prompt
+            )
+        except TemplateError as error:
+            raise PromptError(
+                f"conversation '{key}': the chat template of the checkpoint refuses it: {error}"
+            ) from error
 
     def _content(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]] | str:
         """Parts as they are for a processor; text-only templates take strings."""
@@ -187,11 +221,23 @@ class ChatPrompt:
     def _text(parts: list[dict[str, Any]]) -> str:
         return "".join(part["text"] for part in parts)
 
-    def _tokenize(self, text: str, first: bool = False) -> list[int]:
-        """Ids of ``text``; only the first segment may get the tokenizer's BOS, unless the template wrote it."""
+    def _tokenize(self, pieces: list[str]) -> list[list[int]]:
+        """Ids of each of ``pieces``, segments and answers by turns, which are tokenised as one text.
+
+        A token that reaches into an answer is the answer's. The tokenizer's BOS is added unless the template wrote it.
+        """
+        text = "".join(pieces)
         bos = getattr(self._tokenizer, "bos_token", None)
-        add = first and not (bos and text.startswith(bos))
-        return list(self._tokenizer(text, add_special_tokens=add)["input_ids"])
+        add = not (bos and text.startswith(bos))
+        read = self._tokenizer(text, add_special_tokens=add, return_offsets_mapping=True)
+        ends = list(accumulate(map(len, pieces)))
+        ids: list[list[int]] = [[] for _ in pieces]
+        place = 0
+        for token, (start, end) in zip(read["input_ids"], read["offset_mapping"], strict=True):
+            while end > ends[place] and (start >= ends[place] or place % 2 == 0):
+                place += 1
+            ids[place].append(token)
+        return ids
 
 
 def _with_answers(messages: list[dict[str, Any]], count: int, key: str) -> list[dict[str, Any]]:

@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoProcessor, PreTrainedModel, Qwen2_5_VLForConditionalGeneration
 
-from fovea.targets.base import Encoded, TargetSpec
-from fovea.targets.hf import Grid, HFTarget
+from fovea.targets.base import Encoded, TargetSpec, View
+from fovea.targets.encoding import Grid, ReadImages
+from fovea.targets.hf import HFTarget
 from fovea.targets.spec import decoder_spec
 
 
@@ -36,21 +37,22 @@ class Qwen25VL(HFTarget):
 
     @staticmethod
     def read_spec(config: Any, eos_ids: tuple[int, ...]) -> TargetSpec:
-        """The spec of a checkpoint; Qwen's attention has biases on queries, keys and values, always."""
+        """The spec of a checkpoint; everything around a picture is a placeholder too."""
         placeholders = (
             config.image_token_id,
             config.video_token_id,
             config.vision_start_token_id,
             config.vision_end_token_id,
         )
-        return decoder_spec(config, config.text_config, eos_ids, qkv_bias=True, placeholder_ids=placeholders)
+        return decoder_spec(config, config.text_config, eos_ids, placeholder_ids=placeholders)
 
-    def read_images(self, images: Sequence[Image.Image]) -> tuple[dict[str, Tensor], tuple[Grid, ...]]:
-        """``pixel_values`` and ``image_grid_thw`` of the image processor, and the merged grids."""
+    def read_images(self, images: Sequence[Image.Image]) -> ReadImages:
+        """``pixel_values`` and ``image_grid_thw`` of the image processor; one grid of merged patches per image."""
         read = self.processor.image_processor(images=list(images), return_tensors="pt")
         patches = read["image_grid_thw"]
         grids = tuple((rows, columns) for _, rows, columns in (patches // self._merge_size).tolist())
-        return {"pixel_values": read["pixel_values"], "image_grid_thw": patches}, grids
+        vision = {"pixel_values": read["pixel_values"], "image_grid_thw": patches}
+        return ReadImages(vision, grids, tuple(map(View, range(len(images)))))
 
     def visual_tokens(self, vision: Mapping[str, Tensor]) -> Tensor:
         """[N, D] merged patches of all images, each in reading order."""
@@ -74,11 +76,8 @@ class Qwen25VL(HFTarget):
 
     def generation_inputs(self, batch: Sequence[Encoded], is_visual_BT: Tensor) -> dict[str, Tensor]:
         """Pictures, and the token types without which transformers falls back to one-axis positions."""
-        visions = [encoded.vision for encoded in batch if encoded.vision]
-        if not visions:
-            return {}
-        inputs = {name: torch.cat([vision[name] for vision in visions]) for name in visions[0]}
-        return inputs | {"mm_token_type_ids": is_visual_BT.to(torch.int32)}
+        inputs = super().generation_inputs(batch, is_visual_BT)
+        return inputs | {"mm_token_type_ids": is_visual_BT.to(torch.int32)} if inputs else {}
 
 
 def _text_positions(start: int, count: int) -> Tensor:

@@ -34,7 +34,7 @@ class TeacherSample:
         last: [T, D] states f, after the final norm.
         mid: [R, D] mid states at the supervised positions, in order.
         visual: [N, D] projected visual tokens in prompt order.
-        grids: per image, rows and columns of its visual tokens.
+        grids: rows and columns of each grid of visual tokens, in the order of the prompt.
     """
 
     key: str

@@ -12,6 +12,7 @@ from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
 from fovea.drafters.proposer import NeuralProposer
 from fovea.evaluation.evidence import EvidenceStep, collect_evidence, draw_evidence, heat_maps, spread
 from fovea.evaluation.style import save
+from fovea.targets.base import View
 from fovea.visual.retrieval import RetrievalConfig
 
 MAX_NEW_TOKENS = 10
@@ -124,3 +125,21 @@ def test_two_images_get_a_row_each(tmp_path):
     assert len(figure.axes) == 2 * 2 + 1
     picture = Image.open(save(figure, tmp_path / "evidence.png")).convert("RGB")
     assert ImageChops.difference(picture, Image.new("RGB", picture.size, "white")).getbbox() is not None
+
+
+def test_several_grids_over_one_picture(tmp_path):
+    """The whole picture, its middle with line ends, a padded square, a grid that lost its rows."""
+    middle, padded_box = (0.25, 0.0, 0.75, 1.0), (0.0, -0.5, 1.0, 1.5)
+    views = [View(0), View(0, middle, line_ends=1), View(0, padded_box), View(0, line_ends=1)]
+    grids = [(1, 1), (2, 3), (2, 1), (0, 3)]
+    weights = np.array([0.0, 0.0, 0.5, 0.25, 0.0, 0.0, 0.0, 0.25, 0.0])
+    figure = draw_evidence([Image.new("RGB", (40, 20))], grids, [5, 6], [step(weights)], str, views=views)
+    assert len(figure.axes) == 4 * 2 + 1
+    overlays = [axes for axes in figure.axes[:8] if axes.get_subplotspec().colspan.start == 1]
+    for axes in overlays:
+        assert (axes.get_xlim(), axes.get_ylim()) == ((0, 40), (20, 0))
+    (cell,), (padded,) = (axes.patches for axes in overlays[1:3])
+    assert cell.get_bbox().bounds == (20, 0, 10, 10)
+    assert padded.get_bbox().bounds == (0, -10, 40, 20)
+    assert not overlays[3].patches
+    save(figure, tmp_path / "evidence.png")

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.targets.kv_cache import KVCache
@@ -23,6 +23,7 @@ def new_cache(capacity: int) -> KVCache:
     return KVCache(LAYERS, HEADS, WIDTH, capacity, dtype=torch.float32, device="cpu")
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), unique=True))))
 )

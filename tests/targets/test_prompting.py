@@ -65,11 +65,40 @@ def test_given_ids_stand_as_they_are(small_target, small_conversations) -> None:
     assert not encoded.answer_mask[after]
 
 
-def test_another_end_token_leaves_no_trace(small_target, small_conversations) -> None:
+def test_another_end_token_leaves_no_trace_before_a_later_turn(small_target, small_conversations) -> None:
+    end, other = small_target.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    encoded = small_target.encode(small_conversations[6], [[20, 21, other], [22], [23, end]])
+    assert encoded.ids[encoded.answer_mask].tolist() == [20, 21, 22, 23, end]
+    assert other not in encoded.ids.tolist()
+
+
+def test_the_last_answer_ends_as_the_target_ended_it(small_target, small_conversations) -> None:
     other = small_target.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     encoded = small_target.encode(small_conversations[0], [[20, 21, other]])
-    assert encoded.ids[encoded.answer_mask].tolist() == [20, 21]
-    assert other not in encoded.ids.tolist()
+    assert encoded.ids[-3:].tolist() == [20, 21, other]
+    assert encoded.ids[encoded.answer_mask].tolist() == [20, 21, other]
+    (sample,) = small_target.teach([encoded], [1])
+    assert sample.mid.shape[0] == 3
+
+
+def test_an_answer_begins_where_the_generation_prompt_ends(twin) -> None:
+    """A space that the template writes in front of an answer belongs to its first token, as when the target answers."""
+    target = twin("llava15").target
+    asked = Conversation("x", [{"role": "user", "content": "what is it?"}])
+    prompt = target.encode(asked).ids.tolist()
+    answers = [[30, 31, 2], [32, 2]]
+    turns = [*asked.messages, {"role": "assistant", "content": "the red circle"}] * 2
+    said = target.encode(Conversation("x", turns))
+    given = target.encode(Conversation("x", turns), answers)
+    for encoded in (said, given):
+        assert encoded.ids[: len(prompt)].tolist() == prompt
+        assert encoded.answer_mask.nonzero()[0] == len(prompt)
+    assert target.tokenizer.decode(said.ids[said.answer_mask]) == "the red circle the red circle"
+    # Vicuna's template writes no end token: only the last answer keeps its own.
+    assert given.ids[given.answer_mask].tolist() == [30, 31, 32, 2]
+    assert given.ids.tolist().count(2) == 1
+    between = said.ids[~said.answer_mask].tolist()
+    assert given.ids[~given.answer_mask].tolist() == between[: len(given.ids) - 4]
 
 
 def test_a_placeholder_in_an_answer_is_a_token_like_any_other(small_target, small_conversations) -> None:
@@ -158,6 +187,14 @@ def test_a_template_that_drops_the_question_is_refused(small_target, template) -
     renderer = Renderer(tokenizer, template or "{# nothing #}")
     prompt = ChatPrompt(renderer, tokenizer, image_token="<|image_pad|>", eos_ids=(2,))
     with pytest.raises(PromptError, match="template of the checkpoint loses the text 'hi'"):
+        prompt.tokens(Conversation("x", [USER]))
+
+
+def test_what_the_template_refuses_names_the_conversation(small_target) -> None:
+    tokenizer = small_target.tokenizer
+    template = "{{ raise_exception('roles must alternate') }}"
+    prompt = ChatPrompt(Renderer(tokenizer, template), tokenizer, image_token=None, eos_ids=(2,))
+    with pytest.raises(PromptError, match=r"conversation 'x': the chat template .* refuses it: roles must alternate"):
         prompt.tokens(Conversation("x", [USER]))
 
 

@@ -1,0 +1,87 @@
+"""From a conversation to what the target reads: ids with one placeholder per visual token, positions, vision inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fovea.targets.base import Encoded, View
+from fovea.targets.conversation import Conversation
+from fovea.targets.images import open_image
+from fovea.targets.prompting import PromptError, PromptTokens
+
+if TYPE_CHECKING:
+    from fovea.targets.hf import HFTarget
+
+#: Rows and columns.
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """The pictures of a conversation as a target takes them; :class:`fovea.targets.base.Encoded` explains the three."""
+
+    vision: dict[str, Tensor] = field(default_factory=dict)
+    grids: tuple[Grid, ...] = ()
+    views: tuple[View, ...] = ()
+
+    def grids_of(self, image: int) -> list[Grid]:
+        """The grids that show picture number ``image``."""
+        return [grid for grid, view in zip(self.grids, self.views, strict=True) if view.image == image]
+
+
+def encode(target: HFTarget, conversation: Conversation, answers: Sequence[Sequence[int]] | None) -> Encoded:
+    """See :meth:`fovea.targets.base.Target.encode`.
+
+    Raises:
+        PromptError: the chat template cannot render it faithfully.
+        BrokenImageError: a picture cannot be read.
+    """
+    tokens = target.prompt.tokens(conversation, answers)
+    images = [
+        open_image(source, f"image {number} of conversation '{conversation.key}'")
+        for number, source in enumerate(conversation.images, 1)
+    ]
+    try:
+        read = target.read_images(images) if images else ReadImages()
+    except ValueError as error:
+        raise PromptError(f"conversation '{conversation.key}': the image processor says: {error}") from error
+    ids, answer_mask, is_visual = _with_visual_tokens(target, tokens, read)
+    positions, next_position = target.rotary_positions(is_visual, read.grids)
+    return Encoded(
+        key=conversation.key,
+        ids=ids,
+        positions=positions,
+        answer_mask=answer_mask,
+        next_position=next_position,
+        is_visual=is_visual,
+        vision=read.vision,
+        grids=read.grids,
+        views=read.views,
+        image_sizes=tuple(image.size for image in images),
+    )
+
+
+def _with_visual_tokens(target: HFTarget, tokens: PromptTokens, read: ReadImages) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, answer mask and image positions [T]; what stands for each image takes the place of its one placeholder.
+
+    A placeholder that an answer holds is a token like any other.
+    """
+    ids: list[int] = []
+    mask: list[bool] = []
+    visual: list[bool] = []
+    image = 0
+    for token, answered in zip(tokens.ids, tokens.answer_mask, strict=True):
+        if token == target.image_token_id and not answered:
+            block = target.image_ids(read.grids_of(image))
+            image += 1
+        else:
+            block = [token]
+        ids += block
+        mask += [answered] * len(block)
+        visual += [one == target.image_token_id and not answered for one in block]
+    return torch.tensor(ids), torch.tensor(mask, dtype=torch.bool), torch.tensor(visual, dtype=torch.bool)
