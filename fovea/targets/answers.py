@@ -54,12 +54,14 @@ def _up_to(conversation: Conversation, turn: int) -> Conversation:
     return replace(conversation, messages=messages, images=conversation.images[:shown])
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _generate(target: HFTarget, batch: Sequence[Encoded], max_new_tokens: int) -> list[list[int]]:
-    """Greedy continuations of ``batch``, each up to and with its first end token."""
+    """Greedy continuations of ``batch``, each up to and with its first end token.
+
+    A finished row leaves the batch: answers differ in length, and the longest should not make the others wait.
+    """
     padded, device = pad(batch, "left", target.device), target.device
     next_B = torch.tensor([encoded.next_position for encoded in batch], device=device)
-    eos_ids = torch.tensor(target.spec.eos_ids, device=device)
 
     width = padded.ids.shape[1]
     visible_B1T = padded.valid[:, None]
@@ -71,30 +73,31 @@ def _generate(target: HFTarget, batch: Sequence[Encoded], max_new_tokens: int) -
         _additive(visible_B1T & causal_TT, target.dtype),
         cache=cache,
     )
-    chosen: list[Tensor] = []
-    done_B = torch.zeros(len(batch), dtype=torch.bool, device=device)
-    while True:
+    replies: list[list[int]] = [[] for _ in batch]
+    unfinished = replies
+    for step in range(max_new_tokens):
         token_B = target.lm_head(hidden_BTD[:, -1]).argmax(-1)
-        chosen.append(token_B)
-        done_B |= torch.isin(token_B, eos_ids)
-        if len(chosen) == max_new_tokens or bool(done_B.all()):
-            return [_cut(row, target.spec.eos_ids) for row in torch.stack(chosen, 1).tolist()]
+        for reply, token in zip(unfinished, token_B.tolist(), strict=True):
+            reply.append(token)
+        going = [row for row, reply in enumerate(unfinished) if reply[-1] not in target.spec.eos_ids]
+        if not going or step + 1 == max_new_tokens:
+            break
+        if len(going) < len(unfinished):
+            unfinished = [unfinished[row] for row in going]
+            kept = torch.tensor(going, device=device)
+            token_B, next_B, visible_B1T = token_B[kept], next_B[kept], visible_B1T[kept]
+            cache.batch_select_indices(kept)
         visible_B1T = F.pad(visible_B1T, (0, 1), value=True)
         hidden_BTD = target.run_layers(
             target.embed(token_B[:, None]),
-            (next_B + len(chosen) - 1).expand(target.spec.rope.axes, -1)[..., None],
+            (next_B + step).expand(target.spec.rope.axes, -1)[..., None],
             _additive(visible_B1T, target.dtype),
             cache=cache,
         )
+    return replies
 
 
 def _additive(visible_BQK: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, 1, Q, K] mask to add to scores; a row that sees nothing, such as padding, stays finite."""
     mask = torch.zeros(visible_BQK.shape, dtype=dtype, device=visible_BQK.device)
     return mask.masked_fill_(~visible_BQK, torch.finfo(dtype).min)[:, None]
-
-
-def _cut(ids: list[int], eos_ids: Sequence[int]) -> list[int]:
-    """``ids`` up to and with the first end token."""
-    ends = [place for place, token in enumerate(ids) if token in eos_ids]
-    return ids[: ends[0] + 1] if ends else ids
