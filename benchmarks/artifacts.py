@@ -7,7 +7,9 @@ last states, 3 T rows) with ids and loss mask in one ``torch.save`` file, as scr
 
 To *read* a sample is to have its tensors and to touch each of their bytes: every tensor that the way of reading
 gives is summed as 64-bit integers. Rows of batches make a ``TeacherBatch`` of one sample first. All files are read
-once before, so they come from the page cache. Each rate is the median over passes through the whole set, on one thread.
+once before, so they come from the page cache. Each rate is the median over passes through the whole set, on one thread;
+the ways take turns, so that other load on the machine meets all of them. The last column counts the processor time of
+this process alone and so leaves out most of that load.
 """
 
 from __future__ import annotations
@@ -90,19 +92,14 @@ def write(root: Path, samples: int) -> tuple[Path, list[Path]]:
     return folder, paths
 
 
-def rate(read: Callable[[], Iterator[list[Tensor]]], passes: int) -> tuple[float, float]:
-    """Median samples and megabytes per second over ``passes`` through a set, after one that is not counted."""
-    samples, megabytes = [], []
-    for number in range(passes + 1):
-        start, count, size = time.perf_counter(), 0, 0
-        for tensors in read():
-            touch(tensors)
-            count, size = count + 1, size + sum(t.numel() * t.element_size() for t in tensors)
-        seconds = time.perf_counter() - start
-        if number:
-            samples.append(count / seconds)
-            megabytes.append(size / seconds / 1e6)
-    return statistics.median(samples), statistics.median(megabytes)
+def read_once(read: Callable[[], Iterator[list[Tensor]]]) -> tuple[float, float, float]:
+    """Samples per second, megabytes per second, and samples per second of this process's own processor time."""
+    wall, cpu, count, size = time.perf_counter(), time.process_time(), 0, 0
+    for tensors in read():
+        touch(tensors)
+        count, size = count + 1, size + sum(t.numel() * t.element_size() for t in tensors)
+    seconds, own = time.perf_counter() - wall, time.process_time() - cpu
+    return count / seconds, size / seconds / 1e6, count / own
 
 
 def main() -> None:
@@ -147,10 +144,16 @@ def main() -> None:
             "streaming, batches of 1": streamed_batches,
             "torch.load of three streams": saved,
         }
-        print(f"\n{'read, every byte touched':32} {'samples/s':>10} {'MB/s':>8}")
-        for name, read in ways.items():
-            samples, megabytes = rate(read, options.passes)
-            print(f"{name:32} {samples:10.0f} {megabytes:8.0f}")
+        results: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+        for number in range(options.passes + 1):
+            for name, read in ways.items():
+                result = read_once(read)
+                if number:  # the first pass brings everything into memory
+                    results[name].append(result)
+        print(f"\n{'read, every byte touched':32} {'samples/s':>10} {'MB/s':>8} {'samples/CPU s':>14}")
+        for name, passes in results.items():
+            samples, megabytes, own = (statistics.median(column) for column in zip(*passes, strict=True))
+            print(f"{name:32} {samples:10.0f} {megabytes:8.0f} {own:14.0f}")
         print(f"\n{os.cpu_count()} cores, one thread, torch {torch.__version__}, medians of {options.passes} passes")
 
 
