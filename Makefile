@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # One thread per test worker: two torch processes with two threads each crawl on two cores.
-export OMP_WAIT_POLICY ?= PASSIVE
-TEST_ENV := OMP_NUM_THREADS=1 WANDB_MODE=offline
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE WANDB_MODE=offline
 # Arguments of the entry points and of pytest, e.g. make train ARGS="experiment=smoke"
 ARGS ?=
 
