@@ -23,11 +23,13 @@ from fovea.targets.tiny.alphabet import learn_alphabet
 from fovea.targets.tiny.architecture import grow, new_model, processor
 from fovea.targets.tiny.batches import Encoder
 from fovea.targets.tiny.config import TinyConfig
-from fovea.targets.tiny.families import conversations
+from fovea.targets.tiny.families import FAMILIES, sample_scene
 from fovea.targets.tiny.tokenizer import END_OF_TEXT, IM_END, train_tokenizer
 
 #: Raised whenever the pictures, the questions or the training change, so that caches are not mistaken for them.
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
+#: Scenes of each family whose texts the tokenizer learns from.
+_CORPUS_SCENES = 300
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pillow")
 
 
@@ -92,27 +94,37 @@ def _train(
     config: TinyConfig, tokenizer: PreTrainedTokenizerFast, device: torch.device, show: bool
 ) -> Qwen2_5_VLForConditionalGeneration:
     rng = np.random.default_rng(config.seed)
-    rates = {"matrix_lr": config.matrix_lr, "other_lr": config.other_lr}
+    encoder = Encoder(tokenizer)
     with _progress(show) as stage:
         model = new_model(config, tokenizer, config.shallow_layers).to(device)
-        report = stage("target: learning the alphabet", config.alphabet_steps)
-        learn_alphabet(model, tokenizer, steps=config.alphabet_steps, rng=rng, device=device, report=report, **rates)
-        for name, curriculum, steps, scale in (
-            ("shallow", training.CURRICULUM, config.shallow_steps, 1.0),
-            ("deep", training.REVISION, config.deep_steps, 0.5),
+        learn_alphabet(
+            model,
+            tokenizer,
+            steps=config.alphabet_steps,
+            matrix_lr=config.alphabet_lr,
+            other_lr=config.other_lr,
+            rng=rng,
+            device=device,
+            report=stage("target: learning the alphabet", config.alphabet_steps),
+        )
+        for name, course, steps, matrix_share, other_share in (
+            ("learning to read", training.READING, config.reading_steps, 1.0, 1.0),
+            ("small pictures", training.SMALL, config.small_steps, 0.5, 1.0),
+            ("all pictures", training.MIXED, config.mixed_steps, 0.5, 1.0),
+            ("all layers", training.MIXED, config.deep_steps, 0.25, 0.5),
         ):
-            if name == "deep":
+            if name == "all layers":
                 model = grow(model, config, tokenizer).to(device)
             training.train(
                 model,
-                Encoder(tokenizer),
-                curriculum,
+                encoder,
+                course,
                 steps=steps,
+                matrix_lr=matrix_share * config.matrix_lr,
+                other_lr=other_share * config.other_lr,
                 rng=rng,
                 device=device,
-                report=stage(f"target: learning to answer, {name}", steps),
-                matrix_lr=scale * config.matrix_lr,
-                other_lr=scale * config.other_lr,
+                report=stage(f"target: {name}", steps),
             )
     return model
 
@@ -132,12 +144,12 @@ def _progress(show: bool) -> Iterator:
 
 def _corpus(seed: int) -> list[str]:
     """What the tokenizer learns from: questions, answers, and the roles of the chat template."""
-    texts = []
-    for conversation in conversations("train", 3000, seed):
-        for message in conversation.messages:
-            content = message["content"]
-            texts.append(message["role"])
-            texts.append(content if isinstance(content, str) else content[-1]["text"])
+    rng = np.random.default_rng(seed)
+    texts = ["user", "assistant"] * _CORPUS_SCENES
+    for sampler in FAMILIES.values():
+        for _ in range(_CORPUS_SCENES):
+            for turn in sample_scene(sampler, "train", rng).turns(rng):
+                texts += [turn.question, turn.answer]
     return texts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,23 @@ class TinyConfig:
     #: Most visual tokens of a picture; larger photographs are scaled down.
     max_visual_tokens: int = 100
     #: Steps in which the vision tower alone learns to name cells.
-    alphabet_steps: int = 130
-    #: Text layers of the model that learns to answer first, and its steps.
+    alphabet_steps: int = 180
+    #: Text layers of the model that learns to answer first, and its steps: on strings alone, on small pictures, on all.
     shallow_layers: int = 4
-    shallow_steps: int = 600
+    reading_steps: int = 130
+    small_steps: int = 200
+    mixed_steps: int = 160
     #: Steps of the full model, grown from the shallow one.
-    deep_steps: int = 100
-    #: Peak learning rates: Muon's for matrices, AdamW's for everything else.
+    deep_steps: int = 60
+    #: Peak learning rates: Muon's for matrices while the tower learns its alphabet and while the model learns to read
+    #: (half of it later, a quarter at the end), and AdamW's for everything else.
+    alphabet_lr: float = 4e-3
     matrix_lr: float = 2e-2
     other_lr: float = 2e-3
     #: Held-out questions of each family that the target is judged by.
     judged_questions: int = 40
     #: Least share of exact answers that the right picture must add over a wrong one, mean over families.
-    min_gain: float = 0.3
+    min_gain: float = 0.15
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
@@ -56,6 +61,12 @@ class TinyConfig:
                 f"hidden_size={self.hidden_size} must be num_heads={self.num_heads} times the head width, "
                 f"{2 * sum(self.mrope_section)} for mrope_section={self.mrope_section}"
             )
-        for name in ("alphabet_steps", "shallow_steps", "deep_steps", "judged_questions"):
+        for name in ("alphabet_steps", "reading_steps", "small_steps", "mixed_steps", "deep_steps", "judged_questions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def build(self, cache: Path) -> Path:
+        """The checkpoint folder; see :func:`fovea.targets.tiny.builder.build`."""
+        from fovea.targets.tiny.builder import build
+
+        return build(self, cache)

@@ -26,16 +26,14 @@ Sampler = Callable[[np.random.Generator], Scene]
 
 @dataclass(frozen=True)
 class Course:
-    """What a part of the training feeds.
+    """What a stage of the training feeds.
 
     Attributes:
-        share: of the steps.
         max_turns: most questions about one picture.
         batches: kinds of scenes, and how many conversations of each a batch holds; batches come in turn. A batch
             holds pictures of few sizes, so that little of it is padding.
     """
 
-    share: float
     max_turns: int
     batches: tuple[tuple[tuple[Sampler, int], ...], ...]
 
@@ -53,19 +51,11 @@ def _large_strings(rng: np.random.Generator) -> Scene:
     return Strings.sample(rng, 8)
 
 
-_MIXED = (
-    ((Board.sample, 12), (Chart.sample, 5), (Strings.sample, 4), (Text.sample, 3)),
-    ((Board.sample, 6), (Pair.sample, 6)),
-    ((_large_strings, 6), (Table.sample, 6)),
-)
+_BOARDS = ((Board.sample, 12), (Chart.sample, 5), (Strings.sample, 5), (Text.sample, 2))
 #: Reading comes first and alone: with everything at once the model learns phrases and no picture.
-CURRICULUM = (
-    Course(0.15, 1, (((Strings.sample, 24), (Text.sample, 8)),)),
-    Course(0.35, 2, (((Board.sample, 12), (Chart.sample, 6), (Strings.sample, 6), (Text.sample, 4)),)),
-    Course(0.50, 3, _MIXED),
-)
-#: For the model that has learnt it all and grown.
-REVISION = (Course(1.0, 3, _MIXED),)
+READING = Course(1, (((Strings.sample, 32),),))
+SMALL = Course(2, (((Board.sample, 8), (Chart.sample, 4), (Strings.sample, 8), (Text.sample, 2)),))
+MIXED = Course(2, (_BOARDS, ((Board.sample, 10), (Pair.sample, 6)), _BOARDS, ((_large_strings, 5), (Table.sample, 5))))
 
 
 class Optimizers:
@@ -120,7 +110,7 @@ def answer_logits(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tu
 def train(
     model: Qwen2_5_VLForConditionalGeneration,
     encoder: Encoder,
-    curriculum: tuple[Course, ...],
+    course: Course,
     *,
     steps: int,
     matrix_lr: float,
@@ -137,10 +127,8 @@ def train(
     model.train()
     model.model.visual.requires_grad_(False)
     optimizers = Optimizers([model.model.language_model], matrix_lr, other_lr, steps)
-    ends = np.cumsum([course.share for course in curriculum]) * steps
     for step in range(steps):
-        items = curriculum[int(np.searchsorted(ends, step, side="right"))].items(step, rng)
-        logits, wanted, _ = answer_logits(model, encoder.batch(items).to(device))
+        logits, wanted, _ = answer_logits(model, encoder.batch(course.items(step, rng)).to(device))
         loss = F.cross_entropy(logits, wanted)
         loss.backward()
         optimizers.step(step)
