@@ -154,10 +154,11 @@ class MMSpecConversations(ConversationSource):
     Args:
         folder: holds ``mmspec.jsonl`` and ``images/``, as its repository lays them out.
         limit: take only the first so many.
+        pictures: false asks the texts alone, for targets that read nothing else.
     """
 
-    def __init__(self, folder: Path | str, limit: int | None = None):
-        self.folder, self.limit = Path(folder), limit
+    def __init__(self, folder: Path | str, limit: int | None = None, pictures: bool = True):
+        self.folder, self.limit, self.pictures = Path(folder), limit, pictures
         self.path = self.folder / "mmspec.jsonl"
         if not self.path.is_file():
             raise FileNotFoundError(f"no MMSpec benchmark in {self.folder}: mmspec.jsonl is missing")
@@ -168,13 +169,15 @@ class MMSpecConversations(ConversationSource):
     def _prompt(self, record: Mapping[str, Any], line: int) -> Conversation:
         try:
             first, *others = record["turns"]
+            image = self.folder / "images" / record["image"]
+            shown = [{"type": "image"}] if self.pictures else []
             return Conversation(
                 key=record["id"],
                 messages=[
-                    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": first}]},
+                    {"role": "user", "content": [*shown, {"type": "text", "text": first}]},
                     *({"role": "user", "content": text} for text in others),
                 ],
-                images=(self.folder / "images" / record["image"],),
+                images=(image,) if self.pictures else (),
                 source=record["topic"],
                 meta={"category": record["category"]},
             )
@@ -182,8 +185,8 @@ class MMSpecConversations(ConversationSource):
             raise SourceError(f"{self.path}, line {line}: not a record of MMSpec ({error})") from error
 
     def digest(self) -> str:
-        """Changes with the content of the file and the limit."""
-        return _hash(f"{self.limit}", self.path.read_bytes())
+        """Changes with the content of the file, the limit and whether there are pictures."""
+        return _hash(f"{self.limit}, {self.pictures}", self.path.read_bytes())
 
     def __str__(self) -> str:
         return str(self.path)

@@ -15,8 +15,9 @@ from fovea.app.launch import CONFIG_DIR, unknown_names, unquoted
 from fovea.app.settings import read_settings
 from fovea.app.sources import source
 from fovea.app.typed import SettingError
+from fovea.targets.mid_states import default_mid_layers
 
-MODELS = ("tiny_qwen25vl", "qwen25vl")
+MODELS = [path.stem for path in sorted((CONFIG_DIR / "model").glob("*.yaml"))]
 GROUPS = (
     "benchmark",
     "callbacks",
@@ -117,6 +118,34 @@ class TestTheRealModel:
                 source(cfg, where)
         with pytest.raises(SettingError, match=r"benchmark\.folder is not set"):
             source(composed("benchmark=mmspec"), "benchmark.conversations")
+
+
+#: Layers of the target, drafter blocks, last mid layer; global batch, peak rate, warm-up, epochs, schedule.
+RECIPES = {
+    "llava_next_vicuna_7b": (32, 2, 10, 16, 5e-5, 4326, 12, "linear"),  # FOVEA, Tables 6 and 8
+    "llava_next_vicuna_13b": (40, 3, 10, 16, 5e-5, 4326, 12, "linear"),
+    "llava_next_mistral_7b": (32, 2, 10, 16, 5e-5, 4326, 12, "linear"),
+    "qwen25vl_3b": (36, 2, 12, 8, 5e-5, 2000, 12, "deepspeed_log"),
+    "llava15_7b": (32, 2, 10, 128, 8e-5, 0, 1, "constant"),  # SpecVLM, section 4.1
+    "llava15_13b": (40, 3, 10, 128, 5e-5, 0, 1, "constant"),
+    "open_llava_next_7b": (32, 2, 10, 128, 8e-5, 0, 1, "constant"),
+}
+
+
+@pytest.mark.parametrize("model", RECIPES)
+def test_the_papers_recipes(model):
+    layers, blocks, last_mid, batch, lr, warmup, epochs, schedule = RECIPES[model]
+    cfg = composed(f"model={model}", "experiment=fovea")
+    settings = read_settings(cfg)
+    assert cfg.model.hub_id
+    assert cfg.model.revision
+    assert settings.drafter.num_blocks == blocks
+    assert settings.export.mid_layers == tuple(range(1, last_mid + 1))
+    assert layers == 40 or list(settings.export.mid_layers) == default_mid_layers(layers)
+    trained = cfg.data.loader.batch_size * cfg.trainer.accumulate_grad_batches * cfg.trainer.devices
+    assert (trained, cfg.optimizer.lr, cfg.trainer.max_epochs) == (batch, lr, epochs)
+    named = cfg.scheduler.get("_target_", cfg.scheduler.get("name")).split(".")[-1]
+    assert (named, cfg.model.recipe.warmup_steps) == (schedule, warmup)
 
 
 class TestTheCommandLineWins:

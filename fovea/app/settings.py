@@ -25,7 +25,7 @@ class Settings:
     Attributes:
         drafter: numbers of the drafter called ``cfg.drafter.name``.
         loader: how batches are made; the class is named in ``cfg.data.loader``.
-        target_recipe: how to build the target; None if it is not built here.
+        target_recipe: its ``build(cache)`` makes the target's checkpoint folder; None if it is not built here.
         speed_eval: measure decoding speed while training and at its end.
         gates: run the gates before training.
     """

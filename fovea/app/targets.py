@@ -28,9 +28,7 @@ def find_target(cfg: DictConfig, settings: Settings) -> Path:
     """Checkpoint folder of the target: the one named, else the one built into the cache, else the hub's."""
     model = cfg.model
     if model.path is None and settings.target_recipe is not None:
-        from fovea.targets.tiny import build
-
-        return build(settings.target_recipe, Path(cfg.paths.cache).expanduser())
+        return settings.target_recipe.build(Path(cfg.paths.cache).expanduser())
     return resolve_checkpoint(model.path, model.hub_id, model.revision, download=model.download)
 
 

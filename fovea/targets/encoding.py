@@ -23,15 +23,27 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class ReadImages:
-    """The pictures of a conversation as a target takes them; :class:`fovea.targets.base.Encoded` explains the three."""
+    """The pictures of a conversation as a target takes them.
+
+    Attributes:
+        vision: inputs of the vision tower, such that those of several conversations may be joined along axis 0.
+        grids: see :class:`fovea.targets.base.Encoded`.
+        views: likewise, one per grid.
+        prompt_ids: per picture, the ids that stand for it in the prompt, a placeholder for each visual token and
+            whatever the target reads between them; empty where there are placeholders only.
+    """
 
     vision: dict[str, Tensor] = field(default_factory=dict)
     grids: tuple[Grid, ...] = ()
     views: tuple[View, ...] = ()
+    prompt_ids: tuple[Sequence[int], ...] = ()
 
-    def grids_of(self, image: int) -> list[Grid]:
-        """The grids that show picture number ``image``."""
-        return [grid for grid, view in zip(self.grids, self.views, strict=True) if view.image == image]
+    def ids_of(self, image: int, placeholder: int) -> Sequence[int]:
+        """What stands in the prompt for picture number ``image``."""
+        if self.prompt_ids:
+            return self.prompt_ids[image]
+        shown = zip(self.grids, self.views, strict=True)
+        return [placeholder] * sum(rows * columns for (rows, columns), view in shown if view.image == image)
 
 
 def encode(target: HFTarget, conversation: Conversation, answers: Sequence[Sequence[int]] | None) -> Encoded:
@@ -77,7 +89,7 @@ def _with_visual_tokens(target: HFTarget, tokens: PromptTokens, read: ReadImages
     image = 0
     for token, answered in zip(tokens.ids, tokens.answer_mask, strict=True):
         if token == target.image_token_id and not answered:
-            block = target.image_ids(read.grids_of(image))
+            block = read.ids_of(image, token)
             image += 1
         else:
             block = [token]

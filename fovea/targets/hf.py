@@ -105,14 +105,8 @@ class HFTarget:
         return decoder_spec(config, config, eos_ids)
 
     def read_images(self, images: Sequence[Image.Image]) -> ReadImages:
-        """Inputs of the vision tower, the grids of visual tokens and what they show; never called for no image."""
+        """What the vision tower takes, and where its visual tokens go; never called for no image."""
         raise NotImplementedError(f"{type(self).__name__} reads text only")
-
-    def image_ids(self, grids: Sequence[Grid]) -> list[int]:
-        """What stands in the prompt for an image with these ``grids``: a placeholder id for every visual token, and
-        whatever the target reads between them."""
-        assert self.image_token_id is not None
-        return [self.image_token_id] * sum(rows * columns for rows, columns in grids)
 
     def visual_tokens(self, vision: Mapping[str, Tensor]) -> Tensor:
         """[N, D] projected visual tokens of all images behind ``vision``, in order; never called for no image."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fovea.targets.checkpoint import (
 from fovea.targets.forward_check import check_forward
 from fovea.targets.hf import HFTarget
 from fovea.targets.llava import Llava, LlavaNext
+from fovea.targets.llava_checkpoint import LANGUAGE_MODELS
 from fovea.targets.mid_states import default_mid_layers
 from fovea.targets.prompting import find_chat_template
 from fovea.targets.qwen25vl import Qwen25VL
@@ -61,8 +63,7 @@ def load_spec(path: str | Path) -> TargetSpec:
         UnsupportedTargetError: an architecture without an adapter, or a part of it that cannot be decoded losslessly.
         ValueError: no end token is named.
     """
-    config = _read_config(Path(path))
-    adapter = _adapter(config, Path(path))
+    config, adapter = _read_config(Path(path))
     return adapter.read_spec(config, _eos_ids(Path(path), config))
 
 
@@ -87,8 +88,7 @@ def load_target(
     if attn_implementation != "sdpa":
         raise ValueError(f"attn_implementation='{attn_implementation}' takes no tree mask; use 'sdpa'")
     folder = Path(path)
-    config = _read_config(folder)
-    adapter = _adapter(config, folder)
+    config, adapter = _read_config(folder)
     eos_ids = _eos_ids(folder, config)
     spec = adapter.read_spec(config, eos_ids)
     processor = adapter.processor_class.from_pretrained(folder)
@@ -115,21 +115,32 @@ def load_target(
     return target
 
 
-def _read_config(folder: Path) -> Any:
+def _read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
+    """The configuration in ``folder`` and the adapter of its architecture.
+
+    The architecture is looked at first: transformers knows nothing of some, and takes others for what they are not.
+    """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"'{folder}' has no config.json; point model.path to a checkpoint folder")
-    return AutoConfig.from_pretrained(folder)
-
-
-def _adapter(config: Any, folder: Path) -> type[HFTarget]:
-    name = (config.architectures or ["an unnamed architecture"])[0]
-    text_only = name.endswith("ForCausalLM") and config.get_text_config() is config
-    adapter = ADAPTERS.get(name, HFTarget if text_only else None)
-    if adapter is None:
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    name = (content.get("architectures") or ["an unnamed architecture"])[0]
+    if name in LANGUAGE_MODELS:
         raise UnsupportedTargetError(
-            f"'{folder}' holds {name}; supported are {', '.join(sorted(ADAPTERS))} and other causal language models"
+            f"'{folder}' is in the layout of the LLaVA code base ({name}); convert it once with "
+            f"python -m fovea.targets.llava_checkpoint {folder} <new folder>, and name that with model.path="
         )
-    return adapter
+    adapter = ADAPTERS.get(name, HFTarget if name.endswith("ForCausalLM") else None)
+    if adapter is not None:
+        try:
+            config = AutoConfig.from_pretrained(folder)
+        except ValueError as error:  # a kind of model that transformers does not know, or a field that cannot be
+            raise UnsupportedTargetError(f"'{folder}' holds a {name} that transformers cannot read: {error}") from error
+        # A language model has no part that is one.
+        if adapter is not HFTarget or config.get_text_config() is config:
+            return config, adapter
+    raise UnsupportedTargetError(
+        f"'{folder}' holds {name}; supported are {', '.join(sorted(ADAPTERS))} and other causal language models"
+    )
 
 
 def _eos_ids(folder: Path, config: Any) -> tuple[int, ...]:

@@ -113,6 +113,9 @@ def test_mmspec_layout(tmp_path):
     assert item.images == (tmp_path / "images" / "1.jpg",)
     assert [m["role"] for m in item.messages] == ["user", "user"]
     assert [part["type"] for part in item.messages[0]["content"]] == ["image", "text"]
+    texts = MMSpecConversations(tmp_path, pictures=False)
+    assert (texts[0].images, texts[0].messages[0]["content"]) == ((), [{"type": "text", "text": "one?"}])
+    assert texts.digest() != MMSpecConversations(tmp_path).digest()
     del record["turns"]
     write(tmp_path / "mmspec.jsonl", record)
     with pytest.raises(SourceError, match=r"mmspec.jsonl, line 1: .*'turns'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,41 +154,25 @@ PLAIN = (
 
 
 @pytest.fixture(scope="session")
-def llama_tokenizer() -> Callable[[], LlamaTokenizer]:
-    """Makes a small tokenizer of Llama's kind: words with their leading space, bytes for the rest."""
+def llama_tokenizer() -> Callable[..., LlamaTokenizer]:
+    """Makes a small tokenizer of Llama's kind: words with their leading space, bytes for the rest, and an image token
+    unless it is to be ``plain``."""
     bpe = Tokenizer(models.BPE(byte_fallback=True))
     bpe.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
     bpe.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     texts = ["what is in the picture", "the red square and the blue circle", "USER: ASSISTANT: [INST] [/INST] user"]
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False))
-    state = Tokenizer.from_str(bpe.to_str())
-    vocab, merges = state.get_vocab(), _merges(state)
+    vocab, merges = bpe.get_vocab(), [tuple(pair) for pair in json.loads(bpe.to_str())["model"]["merges"]]
 
-    def make() -> LlamaTokenizer:
+    def make(*, plain: bool = False) -> LlamaTokenizer:
         tokenizer = LlamaTokenizer(vocab=dict(vocab), merges=list(merges), add_bos_token=True)
+        if plain:
+            return tokenizer
         tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"], "pad_token": "<pad>"})
         return tokenizer
 
     return make
-
-
-def _merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    import json
-
-    return [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
-
-
-TWINS = (
-    "qwen25vl",
-    "llava_next_vicuna",
-    "llava_next_mistral",
-    "llava15",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-)
 
 
 @pytest.fixture(scope="session")
@@ -206,6 +191,17 @@ def twin(
             (_save_llava if name.startswith("llava") else _save_language_model)(name, folder, tokenizer, enlarge)
             made[name] = Twin(name, folder)
         return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def twin_of(enlarge: Any) -> Callable[..., Twin]:
+    """``(model, folder, processor, tokenizer, eos)``: a twin of any other model; it may have an adapter of its own."""
+
+    def make(model: Any, folder: Path, processor: Any, tokenizer: Any, *, eos: str) -> Twin:
+        _save(model, folder, processor, tokenizer, enlarge, eos)
+        return Twin(folder.name, folder)
 
     return make
 
@@ -244,10 +240,13 @@ def _save_llava(name: str, folder: Path, tokenizer: LlamaTokenizer, enlarge: Any
     _save(AutoModelForImageTextToText.from_config(config), folder, processor, tokenizer, enlarge)
 
 
-def _save(model: Any, folder: Path, processor: Any, tokenizer: LlamaTokenizer, enlarge: Any) -> None:
+def _save(model: Any, folder: Path, processor: Any, tokenizer: LlamaTokenizer, enlarge: Any, eos: str = "</s>") -> None:
     enlarge(model, seed=1)
+    ids = tokenizer.convert_tokens_to_ids
     # A trained target never answers with a placeholder.
-    model.get_output_embeddings().weight.data[tokenizer.convert_tokens_to_ids("<image>")] = 0.0
-    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2, repetition_penalty=1.2)
+    model.get_output_embeddings().weight.data[ids("<image>")] = 0.0
+    model.generation_config = GenerationConfig(
+        bos_token_id=1, eos_token_id=ids(eos), pad_token_id=ids(eos), repetition_penalty=1.2
+    )
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -109,7 +109,7 @@ def test_a_grid_lies_over_the_part_of_the_picture_that_it_shows(next_target) -> 
     conversation = Conversation("x", [{"role": "user", "content": content}], (dark,))
     before = next_target.encode(conversation)
     after = next_target.encode(replace(conversation, images=(Image.fromarray(pixels),)))
-    embed = next_target.model.model.vision_tower.vision_model.embeddings.patch_embedding
+    (embed,) = (m for name, m in next_target.model.named_modules() if name.endswith("embeddings.patch_embedding"))
     with torch.no_grad():
         moved = (embed(after.vision["pixel_values"]) - embed(before.vision["pixel_values"])).abs().sum(1)
     assert after.grids == ((4, 4), (6, 9))

@@ -1,0 +1,130 @@
+"""Checkpoints in the layout of the LLaVA code base: every tensor arrives, and it makes a target like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from transformers import AutoModelForImageTextToText
+
+from fovea.targets.checkpoint import CheckpointError
+from fovea.targets.conversation import Conversation
+from fovea.targets.llava_checkpoint import convert
+from fovea.targets.load import load_spec, load_target
+from fovea.targets.spec import UnsupportedTargetError
+
+FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+def original(one: Any, tokenizer: Any, folder: Path, *, with_tower: bool, **changes: Any) -> tuple[Path, Path]:
+    """The checkpoint of ``one`` as the LLaVA code base would write it, and its vision tower as CLIP's."""
+    model, text = one.model, one.model.config.text_config
+    tiled = hasattr(model.config, "image_grid_pinpoints")
+    config = {field: getattr(text, field) for field in FIELDS} | {
+        "architectures": ["LlavaMistralForCausalLM" if text.model_type == "mistral" else "LlavaLlamaForCausalLM"],
+        "model_type": "llava_llama",
+        "max_position_embeddings": text.max_position_embeddings,
+        "rms_norm_eps": text.rms_norm_eps,
+        "rope_theta": text.rope_parameters["rope_theta"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "image_aspect_ratio": "anyres" if tiled else "pad",
+        "mm_patch_merge_type": "spatial_unpad" if tiled else "flat",
+        "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_select_layer": -2,
+        "mm_vision_tower": "openai/clip-vit-large-patch14-336",
+    }
+    if tiled:
+        config["image_grid_pinpoints"] = model.config.image_grid_pinpoints
+    tensors, tower = {}, {}
+    for name, tensor in model.state_dict().items():
+        rows = tensor[: len(tokenizer)] if "embed_tokens" in name or "lm_head" in name else tensor
+        if name.startswith("model.vision_tower."):
+            inner = name.removeprefix("model.vision_tower.").removeprefix("vision_model.")
+            tower[f"vision_model.{inner}"] = tensor.clone()
+        else:
+            for new, old in ((".language_model", ""), ("multi_modal_projector.linear_", "mm_projector.")):
+                name = name.replace(new, old)
+            tensors[name.replace("projector.1.", "projector.0.")] = rows.clone()
+    source, clip = folder / "source", folder / "clip"
+    for place in (source, clip):
+        place.mkdir()
+    if with_tower:
+        tensors |= {f"model.vision_tower.vision_tower.{name}": tensor for name, tensor in tower.items()}
+    torch.save(tensors, source / "pytorch_model.bin")
+    (source / "config.json").write_text(json.dumps(config | changes))
+    tokenizer.save_pretrained(source)
+    save_file(tower | {"text_model.x": torch.zeros(1)}, clip / "model.safetensors")
+    (clip / "config.json").write_text(json.dumps({"vision_config": model.config.vision_config.to_dict()}))
+    return source, clip
+
+
+@pytest.mark.parametrize(
+    ("name", "with_tower"), [("llava_next_vicuna", True), ("llava_next_mistral", False), ("llava15", False)]
+)
+def test_every_tensor_arrives(twin, llama_tokenizer, tmp_path, name, with_tower) -> None:
+    one, tokenizer = twin(name), llama_tokenizer(plain=True)
+    source, clip = original(one, tokenizer, tmp_path, with_tower=with_tower)
+    # The tower's sizes are CLIP-L's unless its folder says otherwise; these are small.
+    convert(source, tmp_path / "new", clip)
+    ours = AutoModelForImageTextToText.from_pretrained(tmp_path / "new", dtype=torch.float32).state_dict()
+    theirs = one.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        if "embed_tokens" in key or "lm_head" in key:
+            known, mean = tensor[: len(tokenizer)], tensor[: len(tokenizer)].mean(0)
+            assert torch.equal(ours[key][: len(tokenizer)], known)
+            assert ours[key].shape[0] % 64 == 0
+            torch.testing.assert_close(ours[key][len(tokenizer) :], mean.expand(ours[key].shape[0] - len(known), -1))
+        else:
+            assert torch.equal(ours[key], tensor), key
+
+
+def test_the_outcome_is_a_target_that_asks_as_the_code_base_does(twin, llama_tokenizer, tmp_path) -> None:
+    source, clip = original(twin("llava_next_vicuna"), llama_tokenizer(plain=True), tmp_path, with_tower=False)
+    with pytest.raises(UnsupportedTargetError, match=r"layout of the LLaVA code base.*python -m fovea.targets"):
+        load_spec(source)
+    convert(source, tmp_path / "new", clip)
+    target = load_target(tmp_path / "new")
+    turns = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]},
+        {"role": "assistant", "content": "the red square"},
+        {"role": "user", "content": "and the circle?"},
+    ]
+    encoded = target.encode(Conversation("x", turns, (Image.new("RGB", (60, 40)),)))
+    text = target.tokenizer.decode(encoded.ids[~encoded.is_visual])
+    assert text.startswith("<s> A chat between a curious user")
+    assert text.endswith("USER: \nwhat is it? ASSISTANT: the red square</s>USER: and the circle? ASSISTANT:")
+    assert target.tokenizer.decode(encoded.ids[encoded.answer_mask]) == "the red square</s>"
+    _, prefill = target.prefill(encoded, 2)
+    assert prefill.visual.shape[0] == int(encoded.is_visual.sum()) > 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mm_projector_type": "linear"}, "mm_projector_type is 'linear'"),
+        ({"mm_patch_merge_type": "flat"}, "mm_patch_merge_type is 'flat'"),
+        ({"mm_vision_select_feature": "cls_patch"}, "mm_vision_select_feature is 'cls_patch'"),
+        ({"architectures": ["LlavaMptForCausalLM"]}, "architectures is 'LlavaMptForCausalLM'"),
+    ],
+)
+def test_what_transformers_cannot_express_is_refused(twin, llama_tokenizer, tmp_path, changes, message) -> None:
+    source, clip = original(
+        twin("llava_next_vicuna"), llama_tokenizer(plain=True), tmp_path, with_tower=False, **changes
+    )
+    with pytest.raises(UnsupportedTargetError, match=message):
+        convert(source, tmp_path / "new", clip)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_missing_tower_is_named_before_anything_is_written(twin, llama_tokenizer, tmp_path) -> None:
+    source, _ = original(twin("llava15"), llama_tokenizer(plain=True), tmp_path, with_tower=False)
+    with pytest.raises(CheckpointError, match=r"no vision tower; name a copy of openai/clip.* with --vision-tower"):
+        convert(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
