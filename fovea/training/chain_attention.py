@@ -79,7 +79,11 @@ def chain_attention(
         chain: keys and values [H, R, m, E], each row's own step being the last.
         rows: what they see.
     """
-    return _ChainAttention.apply(queries, *prefix, *chain, rows)
+    device = queries.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else queries.dtype
+    # Backward runs outside autocast, so the passes would disagree about their formats.
+    with torch.autocast(device, enabled=False):
+        return _ChainAttention.apply(*(part.to(dtype) for part in (queries, *prefix, *chain)), rows)
 
 
 class _ChainAttention(torch.autograd.Function):
