@@ -116,7 +116,7 @@ class Tiling:
 
     side: int
     tile_size: int
-    resolutions: Sequence[Sequence[int]]
+    resolutions: list[list[int]]
 
     def tiles(self, width: int, height: int) -> Grid:
         """Rows and columns of tiles."""
