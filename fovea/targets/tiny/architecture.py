@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import (
@@ -65,7 +67,7 @@ def model_config(config: TinyConfig, tokenizer: PreTrainedTokenizerBase, layers:
 
 def processor(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLProcessor:
     """The processor; pictures keep their size from 4 to ``config.max_visual_tokens`` visual tokens."""
-    bounds = {"min_pixels": 4 * CELL**2, "max_pixels": config.max_visual_tokens * CELL**2}
+    bounds: dict[str, Any] = {"min_pixels": 4 * CELL**2, "max_pixels": config.max_visual_tokens * CELL**2}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**bounds),
         tokenizer=tokenizer,
@@ -91,7 +93,7 @@ def _look_back(model: Qwen2_5_VLForConditionalGeneration, strength: float = 1.5)
 
     Copying rests on heads that know the token before; started this way, a short training finds them.
     """
-    text = model.model.language_model
+    text: Any = model.model.language_model
     attention, frequencies = text.layers[0].self_attn, text.rotary_emb.inv_freq
     key = torch.cat([torch.ones_like(frequencies), torch.zeros_like(frequencies)])
     attention.k_proj.bias.copy_(strength * key.repeat(text.config.num_key_value_heads))
@@ -113,7 +115,8 @@ def grow(
     weights = {k: v for k, v in model.state_dict().items() if ".language_model.layers." not in k}
     deep.load_state_dict(weights, strict=False)
     copies = config.layers // len(shallow)
-    for index, layer in enumerate(deep.model.language_model.layers):
+    layers: Any = deep.model.language_model.layers
+    for index, layer in enumerate(layers):
         layer.load_state_dict(shallow[index // copies].state_dict())
         if index % copies:
             nn.init.zeros_(layer.self_attn.o_proj.weight)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from fovea.targets.tiny.drawing import CELL
 from fovea.targets.tiny.scenes import Turn

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
 from fovea.targets.tiny import training
@@ -85,7 +86,7 @@ def _write(config: TinyConfig, folder: Path, device: torch.device, show: bool) -
     require_reading(report, config.min_gain)
     ids = tokenizer.get_vocab()
     model.generation_config = GenerationConfig(eos_token_id=ids[IM_END], pad_token_id=ids[END_OF_TEXT], do_sample=False)
-    model.to("cpu").save_pretrained(folder)
+    _moved(model, torch.device("cpu")).save_pretrained(folder)
     processor(config, tokenizer).save_pretrained(folder)
     _write_report(folder / "accuracy.json", report, time.perf_counter() - started)
 
@@ -96,7 +97,7 @@ def _train(
     rng = np.random.default_rng(config.seed)
     encoder = Encoder(tokenizer)
     with _progress(show) as stage:
-        model = new_model(config, tokenizer, config.shallow_layers).to(device)
+        model = _moved(new_model(config, tokenizer, config.shallow_layers), device)
         learn_alphabet(
             model,
             tokenizer,
@@ -114,7 +115,7 @@ def _train(
             ("all layers", training.MIXED, config.deep_steps, 0.25, 0.5),
         ):
             if name == "all layers":
-                model = grow(model, config, tokenizer).to(device)
+                model = _moved(grow(model, config, tokenizer), device)
             training.train(
                 model,
                 encoder,
@@ -126,6 +127,12 @@ def _train(
                 device=device,
                 report=stage(f"target: {name}", steps),
             )
+    return model
+
+
+def _moved(model: Qwen2_5_VLForConditionalGeneration, device: torch.device) -> Qwen2_5_VLForConditionalGeneration:
+    """``model``, moved to ``device``; transformers wraps ``to`` so that to a type checker it is no method."""
+    nn.Module.to(model, device)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -47,7 +48,7 @@ _CROSS = [
 ]
 
 
-def _scaled(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x * _OVERSAMPLING, y * _OVERSAMPLING) for x, y in points]
 
 
