@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fovea.targets.base import Prefill
 class Proposer(Protocol):
     """Drafts a tree per round for one request at a time; ``start`` begins a request and forgets the last one."""
 
-    #: Most draft nodes of a tree, root not counted: the loop reserves that many pending rows.
+    #: Most rows of a tree, probes included and root not counted: the loop reserves that many pending rows.
     max_drafts: int
 
     def start(self, prefill: Prefill) -> None:
@@ -24,10 +25,32 @@ class Proposer(Protocol):
         """Takes newly committed ``tokens`` [k] and the target's states f [k, D] that predicted them.
 
         ``states[i]`` is the state of the token *before* ``tokens[i]``, so a pair is one input of a drafter that reads
-        (embedding of token t + 1, state at t). The last token is the root of the next tree.
+        (embedding of token t + 1, state at t). The last token is the root of the next tree, if the answer goes on: the
+        tokens that end an answer are handed over too.
         """
         ...
 
     def propose(self) -> DraftTree:
         """The draft tree below the last committed token. The committed caches stay as they are."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A proposer that learns from the target's choices, those behind the probes of its tree among them."""
+
+    def observe(self, choices: Sequence[int]) -> None:
+        """Takes the target's most probable token behind every row of the last tree; ``commit`` follows.
+
+        The loop counts this call as bookkeeping, so it only keeps what it is given: work belongs into ``propose``.
+        """
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A proposer that drafts from what it saw in earlier requests."""
+
+    def forget(self) -> None:
+        """Forgets all earlier requests, so that a warm-up leaves nothing behind."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from fovea.decoding.tree import DraftTree
+from fovea.decoding.tree import DraftTree, TreeBuilder
 from fovea.targets.base import Prefill
 
 
@@ -55,7 +55,7 @@ class OracleProposer:
         """The next ``depth`` tokens of the answer, as the script has them."""
         script = self.answer[self._committed : self._committed + self.depth]
         script += [0] * (self.depth - len(script))
-        tree = _Nodes(self._root)
+        tree = TreeBuilder(self._root)
         parent = 0
         for level, right in enumerate(script, start=1):
             wrong_tokens = [(right + offset) % self.vocab_size for offset in range(1, self.width + 1)]
@@ -102,33 +102,12 @@ class RandomProposer:
 
     def propose(self) -> DraftTree:
         """A random recursive tree: every node hangs below one made before it."""
-        tree = _Nodes(self._root)
-        edges: set[tuple[int, int]] = set()
+        tree = TreeBuilder(self._root)
         for row in range(1, self.max_drafts + 1):
-            parent = int(self._random.integers(min(row, len(tree.tokens))))
+            parent = int(self._random.integers(min(row, len(tree))))
             place = self._committed + tree.depths[parent]
             hit = place < len(self.answer) and self._random.random() < self.hit_rate
             token = self.answer[place] if hit else int(self._random.integers(self.vocab_size))
-            if (parent, token) not in edges:
-                edges.add((parent, token))
+            if tree.row_of(token, parent) is None:
                 tree.add(token, parent)
         return tree.finish()
-
-
-class _Nodes:
-    """A draft tree in the making."""
-
-    def __init__(self, root: int) -> None:
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
-
-    def add(self, token: int, parent: int) -> int:
-        """Adds a node below row ``parent``; its row."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        return len(self.tokens) - 1
-
-    def finish(self) -> DraftTree:
-        """The tree; level by level all drafts are equally probable, so the log-probability is minus the depth."""
-        depths = np.array(self.depths)
-        return DraftTree(np.array(self.tokens), np.array(self.parents), depths, -depths.astype(np.float64))

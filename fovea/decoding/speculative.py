@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fovea.decoding.meter import Meter
-from fovea.decoding.proposer import Proposer
+from fovea.decoding.proposer import Observer, Proposer
 from fovea.decoding.selection import greedy
 from fovea.decoding.stopping import cut, token_cap
 from fovea.decoding.trace import GenerationTrace, Round
@@ -57,7 +57,10 @@ def generate(
         choices = greedy(target.lm_head(hidden)).tolist()
         verify_s = meter.lap()
 
-        verdict = verify_greedy(tree, choices, eos_ids, remaining=cap - len(trace.tokens))
+        if isinstance(proposer, Observer):
+            proposer.observe(choices)
+        drafts = tree.drafts
+        verdict = verify_greedy(drafts, choices, eos_ids, remaining=cap - len(trace.tokens))
         target.commit(state, verdict.rows)
         committed, states = verdict.committed, hidden[verdict.rows]
         trace.tokens += committed
@@ -65,8 +68,8 @@ def generate(
         rest_s = meter.lap()
         trace.rounds.append(
             Round(
-                draft_nodes=len(tree) - 1,
-                tree_depth=int(tree.depths.max()),
+                draft_nodes=len(drafts) - 1,
+                tree_depth=int(drafts.depths.max()),
                 accepted=verdict.accepted,
                 committed=len(committed),
                 draft_s=draft_s,
@@ -75,6 +78,7 @@ def generate(
                 retrieval=tree.retrieval,
             )
         )
+    proposer.commit(torch.tensor(committed, device=target.device), states)
     meter.lap()
 
     trace.total_s, trace.peak_memory_bytes = meter.total_s, meter.peak_memory_bytes
@@ -87,7 +91,7 @@ def extend_tree(target: Target, state: TargetState, tree: DraftTree) -> Tensor:
     A node's rotary position is the root's plus its depth, and the root's is the next free one; its cache slot is its
     row behind the committed ones. Each node sees the committed text and its own ancestors.
     """
-    ids, depths, mask = (
-        torch.from_numpy(array).to(target.device) for array in (tree.tokens, tree.depths, tree.ancestor_mask())
-    )
+    ids, depths = (torch.from_numpy(array).to(target.device) for array in (tree.tokens, tree.depths))
+    # A root without drafts is the autoregressive step, at its cost.
+    mask = torch.from_numpy(tree.ancestor_mask()).to(target.device) if len(tree) > 1 else None
     return target.extend(state, ids, state.text_positions(depths), mask)
