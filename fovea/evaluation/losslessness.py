@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from fovea.targets.base import Encoded, Target
+from fovea.targets.ties import tie_tolerance
 
 Outcome = Literal["exact", "tie", "unexplained"]
-
-#: A tie: both tokens' logits are within this many rounding steps of the largest logit. A pass rounds every layer's
-#: output, so logits of equal inputs differ by a few steps (answers of the tests' bf16 target differed within 2.7).
-TIE_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def compare(target: Target, encoded: Encoded, autoregressive: Sequence[int], spe
         return Comparison(encoded.key, "unexplained", position, expected, got)
     logits = _next_logits(target, encoded, autoregressive[:position]).double()
     gap = float(logits.max() - logits[[expected, got]].min())
-    tolerance = TIE_STEPS * torch.finfo(target.dtype).eps * float(logits.max().abs())
+    tolerance = float(tie_tolerance(logits, target.dtype))
     outcome = "tie" if gap <= tolerance else "unexplained"
     return Comparison(encoded.key, outcome, position, expected, got, gap, tolerance)
 

@@ -10,8 +10,9 @@ import torch
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import RandomProposer
 from fovea.decoding.speculative import generate
-from fovea.evaluation.losslessness import TIE_STEPS, Comparison, compare
+from fovea.evaluation.losslessness import Comparison, compare
 from fovea.targets.base import Encoded
+from fovea.targets.ties import TIE_STEPS
 
 ENCODED = Encoded("q1", torch.zeros(3, dtype=torch.int64), torch.zeros(1, 3), torch.zeros(3), 3, torch.zeros(3))
 

@@ -9,16 +9,33 @@ import torch
 
 from fovea.targets.teacher_batch import TeacherBatch
 from fovea.training import gates
-from fovea.training.gates import GateError, parity_gate, teacher_gate
+from fovea.training.gates import (
+    Agreement,
+    GateError,
+    _probability_of_as_many,
+    parity_gate,
+    teacher_agreement,
+    teacher_gate,
+)
 from fovea.visual.retrieval import RetrievalConfig
 
 
+def judge(head, *batches: TeacherBatch) -> Agreement:
+    """The teacher gate over ``batches``, and what it judged."""
+    found = sum((teacher_agreement(head, batch) for batch in batches), Agreement())
+    teacher_gate(found)
+    return found
+
+
 def test_teacher_gate_passes_states_that_give_the_answers(head, samples) -> None:
-    assert teacher_gate(head, TeacherBatch.collate(samples)) == 1.0
-    half = TeacherBatch.collate(samples).to("cpu", torch.bfloat16)
-    assert teacher_gate(head, half) >= gates.LEAST_AGREEMENT
+    batch = TeacherBatch.collate(samples)
+    tokens = int(batch.answer_mask.sum())
+    assert judge(head, batch) == Agreement(tokens)
+    half = judge(head, batch.to("cpu", torch.bfloat16), batch)
+    assert (half.tokens, half.wrong) == (2 * tokens, 0)
 
 
+@pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize(
     "fault",
     [
@@ -26,23 +43,85 @@ def test_teacher_gate_passes_states_that_give_the_answers(head, samples) -> None
         pytest.param(lambda s: {"last": s.last.flip(0)}, id="states of other tokens"),
         pytest.param(lambda s: {"ids": s.ids.roll(1)}, id="ids of other tokens"),
         pytest.param(lambda s: {"last": s.last * torch.nan}, id="not a number"),
+        pytest.param(lambda s: {"last": s.last * 0}, id="nothing captured"),
     ],
 )
-def test_teacher_gate_stops_states_that_are_not_behind_the_answers(head, samples, fault) -> None:
-    batch = TeacherBatch.collate([replace(s, **fault(s)) for s in samples])
-    with pytest.raises(GateError, match=r"teacher gate.*export"):
-        teacher_gate(head, batch)
+def test_teacher_gate_stops_states_that_are_not_behind_the_answers(head, samples, fault, count) -> None:
+    """Also when there are no more than seven answer tokens."""
+    batch = TeacherBatch.collate([replace(s, **fault(s)) for s in samples[:count]])
+    for stored in (batch, batch.to("cpu", torch.bfloat16)):
+        with pytest.raises(GateError, match=r"teacher gate.*export"):
+            judge(head, stored)
 
 
 def test_teacher_gate_stops_another_head(head, samples) -> None:
     other = replace(head, lm_head_weight=head.lm_head_weight.flip(0))
     with pytest.raises(GateError, match=r"model\.path"):
-        teacher_gate(other, TeacherBatch.collate(samples))
+        judge(other, TeacherBatch.collate(samples))
 
 
-def test_teacher_gate_names_artifacts_without_answers(head, make_sample) -> None:
-    with pytest.raises(GateError, match="sample 3 have no answer token"):
-        teacher_gate(head, TeacherBatch.collate([make_sample(3, "tpttt")]))
+def test_teacher_gate_needs_answer_tokens(head, make_sample) -> None:
+    with pytest.raises(GateError, match="no answer token"):
+        judge(head, TeacherBatch.collate([make_sample(3, "tpttt")]))
+
+
+def test_a_near_tie_is_told_from_a_wrong_token(head, samples) -> None:
+    """The best token's rival gets its logit less a hair, and is the one in the answer."""
+    batch = TeacherBatch.collate(samples[:1])
+    row, place = batch.answer_mask.nonzero()[0].tolist()
+    token, rival = int(batch.ids[row, place]), 7
+    state = batch.last[row, place - 1].bfloat16().float()
+    weights = head.lm_head_weight.clone()
+    for gap, expected in ((0.1, (1, 0)), (3.0, (0, 1))):
+        weights[rival] = weights[token] - gap * state / state.square().sum()
+        ids = batch.ids.clone()
+        ids[row, place] = rival
+        spoiled = replace(batch, ids=ids).to("cpu", torch.bfloat16)
+        found = teacher_agreement(replace(head, lm_head_weight=weights), spoiled)
+        assert (found.ties, found.wrong) == expected
+        # What was not rounded has no near-ties.
+        assert teacher_agreement(replace(head, lm_head_weight=weights), replace(batch, ids=ids)).ties == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ties", "wrong", "passes"),
+    [
+        (70, 0, 1, True),
+        (70, 2, 1, True),
+        (70, 0, 4, False),
+        (3, 0, 1, True),
+        (3, 0, 2, False),
+        (200, 0, 5, True),
+        (200, 0, 7, False),
+        (200, 20, 0, True),
+        (200, 30, 0, False),
+        (10_000, 0, 50, True),
+        (10_000, 0, 80, False),
+        (10_000, 500, 0, True),
+        (10_000, 700, 0, False),
+    ],
+)
+def test_what_chance_explains(tokens, ties, wrong, passes) -> None:
+    if passes:
+        teacher_gate(Agreement(tokens, ties, wrong))
+    else:
+        with pytest.raises(GateError, match=f"of {tokens} answer tokens"):
+            teacher_gate(Agreement(tokens, ties, wrong))
+
+
+@pytest.mark.parametrize("tokens", [20, 200, 2000])
+def test_a_right_capture_is_hardly_ever_refused(tokens) -> None:
+    """At the worst share that is allowed, fewer than one in two hundred; three times that share shows soon enough."""
+    draw = torch.Generator().manual_seed(tokens)
+
+    def refused(share: float) -> float:
+        counts = torch.binomial(torch.full((2000,), float(tokens)), torch.full((2000,), share), generator=draw)
+        likely = {int(c): _probability_of_as_many(int(c), tokens, 0.005) for c in counts.unique()}
+        return sum(likely[int(c)] < gates.SIGNIFICANCE for c in counts) / 2000
+
+    assert refused(0.005) < 0.005
+    if tokens >= gates.ENOUGH_TOKENS:
+        assert refused(0.05) > 0.9
 
 
 @pytest.mark.parametrize(
