@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings
+from fovea.drafters.base import Drafter
 from fovea.drafters.checkpoint import Teaching, load_drafter
-from fovea.drafters.fovea import FoveaDrafter
 from fovea.drafters.registry import build_drafter
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
@@ -106,14 +106,14 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
     return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks)
 
 
-def trained_drafter(job: Job, target: Path, checkpoint: Path, overrides: Mapping[str, Any]) -> FoveaDrafter:
+def trained_drafter(job: Job, target: Path, checkpoint: Path, overrides: Mapping[str, Any]) -> Drafter:
     """The exported drafter at ``checkpoint``, its settings changed by ``overrides``."""
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
     return load_drafter(checkpoint, head, load_spec(target), overrides)
 
 
 def conclude(
-    job: Job, evaluation: DrafterEvaluation, drafter: FoveaDrafter, device: torch.device, loggers: list[Logger]
+    job: Job, evaluation: DrafterEvaluation, drafter: Drafter, device: torch.device, loggers: list[Logger]
 ) -> dict[str, float]:
     """The final evaluation on all ranks, its report and its table; returns the headline numbers.
 

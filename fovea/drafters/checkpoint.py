@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from safetensors.torch import load_file, save_file
 
-from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.base import Drafter
 from fovea.drafters.registry import drafter_type
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
@@ -40,7 +40,7 @@ class Teaching:
     target_fingerprint: str = ""
 
 
-def save_drafter(folder: Path | str, drafter: FoveaDrafter, teaching: Teaching | None = None) -> None:
+def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None = None) -> None:
     """Writes ``drafter`` into ``folder``; what lies there of an earlier one is replaced."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def load_drafter(
     overrides: Mapping[str, Any] | None = None,
     *,
     teaching: Teaching | None = None,
-) -> FoveaDrafter:
+) -> Drafter:
     """The drafter in the folder ``source`` (or the folder of that file), beside the target it was trained for.
 
     Args:
@@ -103,7 +103,7 @@ def teaching_of(source: Path | str) -> Teaching:
     return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"])
 
 
-def _load_weights(drafter: FoveaDrafter, path: Path) -> None:
+def _load_weights(drafter: Drafter, path: Path) -> None:
     stored, wanted = load_file(path), drafter.state_dict()
     problems = {
         "missing": sorted(wanted.keys() - stored.keys()),

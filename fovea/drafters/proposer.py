@@ -15,18 +15,18 @@ from torch import Tensor
 
 from fovea.decoding.growth import TreeConfig, grow
 from fovea.decoding.tree import DraftTree
-from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.base import Drafter
+from fovea.drafters.rotary import Rotation
 from fovea.targets.base import Prefill
 from fovea.targets.kv_cache import KVCache
 from fovea.visual.memory import VisualMemory
-from fovea.visual.prefix import kept_in_prefix
 from fovea.visual.retrieval import Retrieved
 
 
 class NeuralProposer:
-    """Drafts trees with a :class:`FoveaDrafter`, one request at a time."""
+    """Drafts trees with a :class:`Drafter`, one request at a time."""
 
-    def __init__(self, drafter: FoveaDrafter, tree: TreeConfig) -> None:
+    def __init__(self, drafter: Drafter, tree: TreeConfig) -> None:
         self.drafter = drafter
         self.tree = tree
         self.max_drafts = tree.max_drafts
@@ -40,7 +40,7 @@ class NeuralProposer:
         tree_rows = 1 + self.tree.width * self.tree.passes
         self.cache = KVCache(
             drafter.cache_layers,
-            drafter.spec.num_kv_heads,
+            drafter.num_kv_heads,
             drafter.spec.head_dim,
             prefill.capacity + tree_rows,
             dtype=drafter.dtype,
@@ -48,26 +48,27 @@ class NeuralProposer:
         )
         # A module looks its properties up among parameters; in every pass of every round that adds up.
         self._dtype, self._device = drafter.dtype, drafter.device
-        self._group = drafter.spec.num_heads // drafter.spec.num_kv_heads
+        self._group = drafter.spec.num_heads // drafter.num_kv_heads
         width = self.tree.width
         self._others_hidden = np.where(np.eye(width, dtype=bool), np.float32(0.0), np.float32(-np.inf))
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        positions = drafter.draft_positions(prefill.positions)
-        self._next_position = int(positions.max()) + 1
         self.memory = drafter.remember(prefill.visual)
-        embeds = prefill.embeds[1:].to(self._dtype)
-        states = prefill.hidden[:-1].to(self._dtype)
-        rotation = drafter.rotary(positions[:, 1:], self._dtype)
-        if drafter.config.visual_prefix != "full":
-            kept = torch.ones_like(prefill.is_visual)
-            config = drafter.config
-            kept[prefill.is_visual] = kept_in_prefix(prefill.visual, config.visual_prefix, config.visual_prefix_ratio)
-            (rows,) = kept[1:].nonzero(as_tuple=True)
-            embeds, states, rotation = embeds[rows], states[rows], rotation.at(rows)
-        if len(embeds):
-            drafter(embeds[None], states[None], rotation, self._attend_causally)
-            self.cache.advance(len(embeds))
-            self.cache.keep(range(len(embeds)))
+        context = drafter.context(prefill)
+        self._next_position, self._carried = context.next_position, None
+        if context.carried_next is not None:
+            self._carried = context.carried_next.expand(1, 1, -1)
+        rows = len(context.embeds)
+        if rows:
+            drafter(
+                context.embeds[None],
+                context.states[None],
+                drafter.rotary(context.positions, self._dtype),
+                self._attend_causally,
+                is_visual=context.is_visual[None],
+                carried=None if context.carried is None else context.carried[None],
+            )
+            self.cache.advance(rows)
+            self.cache.keep(range(rows))
 
     def commit(self, tokens: Tensor, states: Tensor) -> None:
         self._pairs.append((tokens, states))
@@ -96,7 +97,7 @@ class NeuralProposer:
             ids, above = (torch.from_numpy(rows).to(self._device) for rows in (tokens, parents))
             rotation = drafter.rotary.text(self._root_position + depth, 1, self._dtype, self._device)
             self._mask = self._tree_mask(parents)
-            h, _ = drafter(drafter.embed(ids)[None], self._states[above][None], rotation, self._attend_to_cache)
+            h = self._run(drafter.embed(ids), self._states[above], rotation)
             self.cache.advance(len(tokens))
         root = self.evidence[0].selected if self.evidence else None
         scored = drafter.score(h[0], depth, self.memory, root)
@@ -121,13 +122,18 @@ class NeuralProposer:
         count = len(tokens)
         rotation = drafter.rotary.text(self._next_position, count, self._dtype, self._device)
         self._mask = self._causal_mask(count)
-        h, _ = drafter(drafter.embed(tokens)[None], states.to(self._dtype)[None], rotation, self._attend_to_cache)
+        h = self._run(drafter.embed(tokens), drafter.inject(states), rotation)
         self.cache.advance(count)
         self.cache.keep(range(count))
         self._hidden = np.zeros((1, self.cache.length), dtype=np.float32)
         self._next_position += count
         self._root_position = self._next_position - 1
         return h[:, -1:]
+
+    def _run(self, embeds: Tensor, states: Tensor, rotation: Rotation) -> Tensor:
+        """h [1, n, D] of text rows behind the context."""
+        carried = None if self._carried is None else self._carried.expand(-1, len(embeds), -1)
+        return self.drafter(embeds[None], states[None], rotation, self._attend_to_cache, carried=carried)[0]
 
     def _tree_mask(self, parents: np.ndarray) -> Tensor | None:
         """Additive mask over context and tree rows: a node sees what its parent sees, and itself."""

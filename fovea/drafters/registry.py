@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
+from fovea.drafters.base import Drafter, DrafterConfig
+from fovea.drafters.fovea import FoveaDrafter
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
 
-DRAFTERS: dict[str, type[FoveaDrafter]] = {FoveaDrafter.name: FoveaDrafter}
+DRAFTERS: dict[str, type[Drafter]] = {kind.name: kind for kind in (FoveaDrafter,)}
 
 
-def drafter_type(name: str) -> type[FoveaDrafter]:
+def drafter_type(name: str) -> type[Drafter]:
     """The drafter class called ``name``; its ``config_type`` is the dataclass of its numbers."""
     if name not in DRAFTERS:
         raise ValueError(f"no drafter is called {name!r}; choose from {sorted(DRAFTERS)}")
     return DRAFTERS[name]
 
 
-def build_drafter(name: str, spec: TargetSpec, config: FoveaConfig, head: TargetHead) -> FoveaDrafter:
+def build_drafter(name: str, spec: TargetSpec, config: DrafterConfig, head: TargetHead) -> Drafter:
     """An untrained drafter for the target that ``spec`` describes and ``head`` belongs to."""
     return drafter_type(name)(spec, config, head)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fovea.decoding.growth import TreeConfig
-from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.base import Drafter
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
 from fovea.evaluation.evidence import collect_evidence, draw_evidence, spread
@@ -63,7 +63,7 @@ class DrafterEvaluation:
         self._target: HFTarget | None = None
 
     def run(
-        self, drafter: FoveaDrafter, folder: Path, *, device: torch.device | str, count: int | None = None
+        self, drafter: Drafter, folder: Path, *, device: torch.device | str, count: int | None = None
     ) -> SpeedResult:
         """Measures ``drafter`` on ``count`` prompts (None: all), on all ranks; traces and a picture go to ``folder``.
 
@@ -135,7 +135,7 @@ class DrafterEvaluation:
 
 
 @torch.no_grad()
-def decoding_copy(drafter: FoveaDrafter, target: HFTarget) -> FoveaDrafter:
+def decoding_copy(drafter: Drafter, target: HFTarget) -> Drafter:
     """``drafter`` as it decodes: on the device of ``target``, in its number format, with its head, in eval mode."""
     copy = build_drafter(drafter.name, drafter.spec, drafter.config, target.head)
     copy.load_state_dict(drafter.state_dict())

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from fovea.decoding.growth import TreeConfig
 from fovea.decoding.selection import greedy
-from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.base import Drafter
 from fovea.drafters.proposer import NeuralProposer
-from fovea.targets.base import Prefill
 from fovea.targets.head import TargetHead
 from fovea.targets.teacher_batch import TeacherBatch, supervised_positions
 from fovea.targets.ties import tie_tolerance
-from fovea.training.unroll import unroll
+from fovea.training.unroll import committed_text, taught_steps, unroll
 
 #: Share of answer tokens that the stored states reproduce at least, near-ties aside.
 LEAST_AGREEMENT = 0.995
@@ -123,7 +122,7 @@ def _probability_of_as_many(hits: int, trials: int, share: float) -> float:
 
 
 @torch.no_grad()
-def parity_gate(drafter: FoveaDrafter, batch: TeacherBatch, *, anchors: int = 3) -> float:
+def parity_gate(drafter: Drafter, batch: TeacherBatch, *, anchors: int = 3) -> float:
     """Largest difference between the draft logits of the training path and of the decoding path, both in float32.
 
     A copy of the drafter is compared, with noise on its weights, so that parts which start at zero take part. The
@@ -165,14 +164,11 @@ def _taught_tokens(batch: TeacherBatch) -> tuple[Tensor, Tensor]:
     return batch.last[sample, position], batch.ids[sample, position + 1]
 
 
-def _probe(drafter: FoveaDrafter) -> FoveaDrafter:
+def _probe(drafter: Drafter) -> Drafter:
     """A float32 copy with noise of a tenth of each weight's size on it; draws at random are replaced by the rule."""
-    config = drafter.config
-    if config.retrieval.mode == "random":
-        config = replace(config, retrieval=replace(config.retrieval, mode="mass"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        probe = type(drafter)(drafter.spec, config, drafter.head.to(drafter.device, torch.float32))
+        probe = type(drafter)(drafter.spec, drafter.reproducible_config, drafter.head.to(drafter.device, torch.float32))
         probe.load_state_dict(drafter.state_dict())
         for parameter in probe.parameters():
             noise = torch.randn(parameter.shape) * (0.1 * parameter.std(correction=0) + 0.02)
@@ -181,19 +177,16 @@ def _probe(drafter: FoveaDrafter) -> FoveaDrafter:
 
 
 def _training_logits(
-    drafter: FoveaDrafter, batch: TeacherBatch, per_sample: int
+    drafter: Drafter, batch: TeacherBatch, per_sample: int
 ) -> dict[tuple[int, int], dict[int, Tensor]]:
     """Logits [V] by (sample, anchor) and step, for a few anchors of each sample behind its last picture."""
     steps = drafter.config.depth + 1
     unrolled = unroll(drafter, batch, steps=steps)
-    supervised = supervised_positions(batch.answer_mask).cpu()
-    # In the order of Unrolled: by teacher position, then by step.
-    rows = [
-        (sample, position - step, step)
-        for sample, position in supervised.nonzero().tolist()
-        for step in range(1, steps + 1)
-        if position >= step and supervised[sample, position - step]
-    ]
+    taught = taught_steps(batch.answer_mask.cpu(), steps).nonzero().tolist()
+    # In the order of Unrolled: by teacher position, then by anchor.
+    rows = sorted(
+        ((sample, pair, index + 1) for sample, pair, index in taught), key=lambda r: (r[0], r[1] + r[2], r[2])
+    )
     visual = batch.is_visual.cpu()
     chosen: dict[int, set[int]] = {}
     for sample in range(len(batch.keys)):
@@ -208,26 +201,13 @@ def _training_logits(
     return out
 
 
-def _decoding_logits(drafter: FoveaDrafter, batch: TeacherBatch, sample: int, anchor: int, steps: int) -> list[Tensor]:
+def _decoding_logits(drafter: Drafter, batch: TeacherBatch, sample: int, anchor: int, steps: int) -> list[Tensor]:
     """Logits [V] of steps 1 to ``steps`` when the true tokens are drafted below root token ``anchor`` + 1."""
     deepest = drafter.config.depth
     proposer = NeuralProposer(drafter, TreeConfig(width=1, depth=deepest, nodes=deepest + 1))
-    prompt = slice(0, anchor + 1)
     visual = batch.visual[sample][batch.visual_valid[sample]]
-    embeds = drafter.embed(batch.ids[sample, prompt])
-    is_visual = batch.is_visual[sample, prompt]
-    embeds[is_visual] = visual
-    proposer.start(
-        Prefill(
-            ids=batch.ids[sample, prompt],
-            positions=batch.positions[sample, :, prompt],
-            embeds=embeds,
-            hidden=batch.last[sample, prompt],
-            visual=visual,
-            is_visual=is_visual,
-            capacity=anchor + 2 + steps,
-        )
-    )
+    prompt = committed_text(drafter, batch, sample, visual, anchor + 1)
+    proposer.start(replace(prompt, capacity=anchor + 2 + steps))
     tokens = batch.ids[sample, anchor + 1 : anchor + 1 + steps]
     proposer.commit(tokens[:1], batch.last[sample, anchor : anchor + 1])
     logits = []

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from fovea.drafters.base import Drafter
 from fovea.drafters.checkpoint import Teaching
-from fovea.drafters.fovea import FoveaDrafter
 from fovea.targets.teacher_batch import TeacherBatch
 from fovea.training.loss_sums import Losses, LossSums
 from fovea.training.objective import ObjectiveConfig, ObjectiveSums, objective
@@ -68,7 +68,7 @@ class DrafterModule(L.LightningModule):
 
     def __init__(
         self,
-        drafter: FoveaDrafter,
+        drafter: Drafter,
         objective: ObjectiveConfig,
         optimizer: OptimizerFactory,
         scheduler: ScheduleFactory | None = None,

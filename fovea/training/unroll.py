@@ -7,7 +7,7 @@ Pair t reads (embedding of token t + 1, state at t). Step 1 runs all pairs of a 
 keys and values are the context, as in decoding. An *anchor* is a pair whose token t + 1 belongs to an answer: the root
 of a draft tree. Step s > 1 continues each anchor's chain with token t + s and the drafter's own state of step s - 1,
 and sees the context up to pair t and its own chain. A row (t, s) is taught by position t + s: the target's state there,
-and the token t + s + 1 that follows from it. It is supervised if that token belongs to an answer.
+and the token t + s + 1 that follows from it. It is supervised if that token belongs to the anchor's answer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fovea.drafters.fovea import FoveaDrafter
-from fovea.drafters.rotary import Rotation
+from fovea.drafters.base import Drafter
+from fovea.targets.base import Prefill
 from fovea.targets.teacher_batch import TeacherBatch, supervised_positions
 from fovea.training.chain_attention import ChainRows, chain_attention
 from fovea.visual.memory import VisualMemory
-from fovea.visual.prefix import kept_in_prefix
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Unrolled:
 
 
 def unroll(
-    drafter: FoveaDrafter,
+    drafter: Drafter,
     batch: TeacherBatch,
     *,
     steps: int,
@@ -91,7 +90,7 @@ class _Anchors:
 
     Attributes:
         sample, pair: [A] int64.
-        taught: [A, S] bool, whether the row of that step is supervised.
+        taught: [A, S] bool, whether there is a (supervised) row of that step; true up to the end of the answer.
         found: how many there were before the draw.
     """
 
@@ -106,30 +105,39 @@ class _Anchors:
 
     @property
     def last_step(self) -> int:
-        """Last step with a supervised row; 0 without anchors."""
-        return int(self.taught.any(0).nonzero()[:, 0].max()) + 1 if self.count else 0
+        """Last step with a row; 0 without anchors."""
+        return int(self.taught.sum(1).max()) if self.count else 0
 
     def alive(self, step: int) -> Tensor:
-        """[a] int64 anchors with a supervised row at ``step`` or behind it."""
-        return self.taught[:, step - 1 :].any(1).nonzero()[:, 0]
+        """[a] int64 anchors with a row at ``step``; all of their rows are supervised."""
+        return self.taught[:, step - 1].nonzero()[:, 0]
+
+
+def taught_steps(answer_mask: Tensor, steps: int) -> Tensor:
+    """[B, T, S] bool: whether pair t, as an anchor, has a supervised row at step s (index s - 1).
+
+    A chain ends with the answer of its anchor: what another turn says later is never drafted from here.
+    """
+    supervised = supervised_positions(answer_mask)
+    ahead = F.pad(supervised, (0, steps)).unfold(1, steps + 1, 1)
+    return ahead.to(torch.uint8).cumprod(-1)[..., 1:].bool()
 
 
 def _find_anchors(
     batch: TeacherBatch, steps: int, max_anchors: int | None, generator: torch.Generator | None
 ) -> _Anchors:
-    supervised = supervised_positions(batch.answer_mask.cpu())
-    ahead = F.pad(supervised, (0, steps)).unfold(1, steps + 1, 1)[..., 1:]
-    sample, pair = (supervised & ahead.any(-1)).nonzero(as_tuple=True)
+    taught = taught_steps(batch.answer_mask.cpu(), steps)
+    sample, pair = taught[..., 0].nonzero(as_tuple=True)
     found = len(sample)
     if max_anchors is not None and found > max_anchors:
         drawn = torch.randperm(found, generator=generator)[:max_anchors].sort().values
         sample, pair = sample[drawn], pair[drawn]
-    return _Anchors(sample, pair, ahead[sample, pair], found)
+    return _Anchors(sample, pair, taught[sample, pair], found)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Rows of one step: the supervised ones among the chains that are still alive."""
+    """Rows of one step, one for each chain that is still alive."""
 
     number: int
     anchor: Tensor
@@ -142,19 +150,15 @@ class _Chains:
     """The chains of a batch while they are unrolled."""
 
     def __init__(
-        self, drafter: FoveaDrafter, batch: TeacherBatch, anchors: _Anchors, generator: torch.Generator | None
+        self, drafter: Drafter, batch: TeacherBatch, anchors: _Anchors, generator: torch.Generator | None
     ) -> None:
         self.drafter, self.anchors, self.device = drafter, anchors, batch.ids.device
         self.retrieval: list[Tensor] = []
         if not anchors.count:
             return
-        self.embeds = drafter.embed(batch.ids)
-        self.embeds[batch.is_visual] = batch.visual[batch.visual_valid].to(self.embeds.dtype)
-        positions = drafter.draft_positions(batch.positions.transpose(0, 1))
-        self.rotation = drafter.rotary(positions, drafter.dtype)
-        self.states = batch.last.to(drafter.dtype)
-        self._choose_context(batch)
+        self.ids = batch.ids
         visual = [tokens[valid] for tokens, valid in zip(batch.visual, batch.visual_valid, strict=True)]
+        self._read_contexts(batch, visual, generator)
         self.memories: dict[int, VisualMemory | None] = {
             sample: drafter.remember(visual[sample], generator) for sample in anchors.sample.unique().tolist()
         }
@@ -169,23 +173,31 @@ class _Chains:
         self.chain: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.rows = torch.arange(anchors.count)
 
-    def _choose_context(self, batch: TeacherBatch) -> None:
-        """Pairs of the context, their order kept, and each anchor's place among them.
+    def _read_contexts(self, batch: TeacherBatch, visual: list[Tensor], generator: torch.Generator | None) -> None:
+        """The samples' contexts side by side, and each anchor's row among those of its sample.
 
-        ``context`` [B, L] holds token indices t + 1. Padding is on the right and so behind every anchor.
+        Padding is on the right, and so behind every anchor.
         """
-        config = self.drafter.config
-        kept = batch.valid.clone()
-        if config.visual_prefix != "full":
-            for sample, (seen, valid) in enumerate(zip(batch.is_visual, batch.visual_valid, strict=True)):
-                visual = batch.visual[sample][valid]
-                kept[sample, seen] = kept_in_prefix(visual, config.visual_prefix, config.visual_prefix_ratio)
-        kept = kept[:, 1:].cpu()
-        place = kept.cumsum(1) - 1
-        self.slots = place[self.anchors.sample, self.anchors.pair]
+        drafter, anchors = self.drafter, self.anchors
+        self.samples = anchors.sample.unique()
+        contexts = [
+            drafter.context(committed_text(drafter, batch, sample, visual[sample]), generator)
+            for sample in self.samples.tolist()
+        ]
+        self.which = torch.searchsorted(self.samples, anchors.sample)
+        place = torch.nn.utils.rnn.pad_sequence([context.place for context in contexts], batch_first=True)
+        self.slots = place[self.which, anchors.pair]
         length = int(self.slots.max()) + 1
-        order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :length]
-        self.context = (order + 1).to(self.device)
+
+        def side_by_side(parts: list[Tensor]) -> Tensor:
+            return torch.nn.utils.rnn.pad_sequence([part[:length] for part in parts], batch_first=True)
+
+        self.embeds = side_by_side([context.embeds for context in contexts])
+        self.states = side_by_side([context.states for context in contexts])
+        self.is_visual = side_by_side([context.is_visual for context in contexts])
+        self.positions = side_by_side([context.positions.T for context in contexts]).permute(2, 0, 1)
+        carried = [context.carried for context in contexts if context.carried is not None]
+        self.carried = side_by_side(carried) if carried else None
 
     def step(self, number: int) -> _Step:
         """Runs step ``number``; steps come in order."""
@@ -208,9 +220,7 @@ class _Chains:
                 self.retrieval.append(cardinalities[cardinalities[:, 0] > 0] if sample in self.later else cardinalities)
                 self.roots.setdefault(sample, scored.retrieved.selected)
         self.passed_on = torch.cat(passed)
-        supervised = self.anchors.taught[self.rows, number - 1].nonzero()[:, 0]
-        chosen = supervised.to(self.device)
-        return _Step(number, self.rows[supervised], torch.cat(hats)[chosen], torch.cat(raws)[chosen], mid[chosen])
+        return _Step(number, self.rows, torch.cat(hats), torch.cat(raws), mid)
 
     def _memory(self, sample: int, rows: Tensor) -> VisualMemory | None:
         """What the chains of the anchors ``rows`` retrieve from: pictures of later turns have not been shown yet."""
@@ -220,15 +230,16 @@ class _Chains:
         return replace(memory, valid=self.later[sample] <= self.anchors.pair[rows, None].to(self.device))
 
     def _first(self) -> tuple[Tensor, Tensor]:
-        """Step 1: all pairs of the context at once; h and mid [a, D] of the anchors."""
-        sample = torch.arange(len(self.context), device=self.device)[:, None]
+        """Step 1: all rows of the contexts at once; h and mid [a, D] of the anchors."""
         h, mid = self.drafter(
-            self.embeds[sample, self.context],
-            self.states[sample, self.context - 1],
-            self.rotation.at(sample, self.context),
+            self.embeds,
+            self.states,
+            self.drafter.rotary(self.positions, self.drafter.dtype),
             self._attend_causally,
+            is_visual=self.is_visual,
+            carried=self.carried,
         )
-        anchor = self.anchors.sample.to(self.device), self.slots.to(self.device)
+        anchor = self.which.to(self.device), self.slots.to(self.device)
         return h[anchor], mid[anchor]
 
     def _next(self, number: int, previous: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,10 +249,13 @@ class _Chains:
             self.passed_on = self.passed_on[living]
             for layer, past in self.chain.items():
                 self.chain[layer] = [(keys[:, living], values[:, living]) for keys, values in past]
-        counts = self.anchors.sample[self.rows].bincount(minlength=len(self.context))
-        seen = ChainRows(counts, self.slots[self.rows], self.device)
-        sample = self.anchors.sample[self.rows].to(self.device)
-        token = (self.anchors.pair[self.rows] + number).to(self.device)
+        which, slots = self.which[self.rows], self.slots[self.rows]
+        seen = ChainRows(which.bincount(minlength=len(self.samples)), slots, self.device)
+        anchor = which.to(self.device), slots.to(self.device)
+        # An answer has no picture inside, so on every axis its tokens follow one another.
+        position = self.positions[:, *anchor] + (number - 1)
+        token = self.anchors.pair[self.rows] + number
+        ids = self.ids[self.anchors.sample[self.rows].to(self.device), token.to(self.device)]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             past = self.chain.setdefault(layer, [])
@@ -249,8 +263,13 @@ class _Chains:
             chain_keys, chain_values = (torch.stack(part, dim=2) for part in zip(*past, strict=True))
             return chain_attention(queries[0], self.prefix[layer], (chain_keys, chain_values), seen)[None]
 
-        rotation: Rotation = self.rotation.at(sample, token)
-        h, mid = self.drafter(self.embeds[sample, token][None], self.passed_on[None], rotation, attend)
+        h, mid = self.drafter(
+            self.drafter.embed(ids)[None],
+            self.passed_on[None],
+            self.drafter.rotary(position, self.drafter.dtype),
+            attend,
+            carried=None if self.carried is None else self.carried[anchor][None],
+        )
         return h[0], mid[0]
 
     def _attend_causally(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -262,6 +281,34 @@ class _Chains:
         samples, counts = self.anchors.sample[self.rows].unique_consecutive(return_counts=True)
         ends = counts.cumsum(0)
         return list(zip(samples.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True))
+
+
+def committed_text(
+    drafter: Drafter, batch: TeacherBatch, sample: int, visual: Tensor, end: int | None = None
+) -> Prefill:
+    """``sample`` of ``batch`` up to token ``end`` (None: all of it) as a prompt that the target has read.
+
+    Args:
+        drafter: whose embeddings are taken.
+        batch: on the drafter's device.
+        sample: row of the batch.
+        visual: [N, D] all of the sample's visual tokens.
+        end: tokens to take.
+    """
+    tokens = int(batch.valid[sample].sum()) if end is None else end
+    is_visual = batch.is_visual[sample, :tokens]
+    visual = visual[: int(is_visual.sum())]
+    embeds = drafter.embed(batch.ids[sample, :tokens])
+    embeds[is_visual] = visual.to(embeds.dtype)
+    return Prefill(
+        ids=batch.ids[sample, :tokens],
+        positions=batch.positions[sample, :, :tokens],
+        embeds=embeds,
+        hidden=batch.last[sample, :tokens],
+        visual=visual,
+        is_visual=is_visual,
+        capacity=tokens,
+    )
 
 
 def _gather(batch: TeacherBatch, anchors: _Anchors, found: list[_Step], chains: _Chains) -> Unrolled:

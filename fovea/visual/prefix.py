@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -11,16 +12,26 @@ from torch import Tensor
 VisualPrefix = Literal["full", "topk", "none"]
 
 
-def kept_in_prefix(visual: Tensor, prefix: VisualPrefix, ratio: float) -> Tensor:
-    """[N] bool over ``visual`` [N, D]: all, none, or the ceil(ratio N) tokens of largest norm (equal: lower index).
+def kept_in_prefix(visual: Tensor, is_visual: Tensor, prefix: VisualPrefix, ratio: float) -> Tensor:
+    """[T] bool over tokens: those outside pictures, and of each picture all, none, or its best visual tokens.
 
-    The paper does not say how it ranks. A norm needs the picture alone, so training and decoding keep the same ones.
+    ``topk`` keeps the ceil(ratio n) of a picture's n tokens that have the largest norm (equal: lower index). The paper
+    does not say how it ranks. A norm needs the picture alone, and ranking picture by picture makes the choice
+    independent of what comes later, so training and decoding keep the same ones.
+
+    Args:
+        visual: [N, D] visual tokens in prompt order.
+        is_visual: [T] bool, their N places; a run of them is a picture.
+        prefix: what to keep.
+        ratio: share for ``topk``, in (0, 1].
     """
-    entries = visual.shape[0]
-    if prefix == "full":
-        return torch.ones(entries, dtype=torch.bool, device=visual.device)
-    kept = torch.zeros(entries, dtype=torch.bool, device=visual.device)
-    if prefix == "topk":
-        order = visual.float().norm(dim=-1).sort(descending=True, stable=True).indices
-        kept[order[: math.ceil(ratio * entries)]] = True
+    kept = ~is_visual if prefix != "full" else torch.ones_like(is_visual)
+    if prefix != "topk":
+        return kept
+    places = is_visual.nonzero()[:, 0]
+    norms = visual.float().norm(dim=-1)
+    starts = [0, *((places.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(places)]
+    for start, end in pairwise(starts):
+        order = norms[start:end].sort(descending=True, stable=True).indices
+        kept[places[start + order[: math.ceil(ratio * (end - start))]]] = True
     return kept

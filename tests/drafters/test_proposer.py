@@ -51,9 +51,8 @@ class Text:
         plain = drafter.config.rope == "1d"
         self.positions = torch.arange(length)[None] if plain else prefill.positions
         self.next_position = int(self.positions.max()) + 1
-        kept = torch.ones(length, dtype=torch.bool)
-        kept[prefill.is_visual] = kept_in_prefix(
-            prefill.visual, drafter.config.visual_prefix, drafter.config.visual_prefix_ratio
+        kept = kept_in_prefix(
+            prefill.visual, prefill.is_visual, drafter.config.visual_prefix, drafter.config.visual_prefix_ratio
         )
         rows = [t for t in range(length - 1) if kept[t + 1]]
         self.embeds = [prefill.embeds[t + 1] for t in rows]

@@ -125,15 +125,14 @@ def one_by_one(drafter: FoveaDrafter, taught: TeacherSample, steps: int) -> dict
     embeds = drafter.head.embedding[taught.ids].clone()
     embeds[taught.is_visual] = taught.visual
     positions = torch.arange(length)[None] if config.rope == "1d" else taught.positions
-    kept = torch.ones(length, dtype=torch.bool)
-    kept[taught.is_visual] = kept_in_prefix(taught.visual, config.visual_prefix, config.visual_prefix_ratio)
+    kept = kept_in_prefix(taught.visual, taught.is_visual, config.visual_prefix, config.visual_prefix_ratio)
     rows = {}
     for anchor in supervised_positions(taught.answer_mask).nonzero()[:, 0].tolist():
         memory = drafter.remember(taught.visual[: int(taught.is_visual[:anchor].sum())])
         pairs = [t for t in range(anchor + 1) if kept[t + 1]] if anchor + 1 < length else []
         tokens, states, root = [t + 1 for t in pairs], [taught.last[t] for t in pairs], None
         for step in range(1, steps + 1):
-            if not bool(taught.answer_mask[anchor + step + 1 :].any()):
+            if not bool(taught.answer_mask[anchor + step + 1 :][:1].any()):
                 break
             h, mid = drafter(
                 embeds[tokens][None],
@@ -143,8 +142,7 @@ def one_by_one(drafter: FoveaDrafter, taught: TeacherSample, steps: int) -> dict
             )
             scored = drafter.score(h[0, -1:], step - 1, memory, root)
             root = scored.retrieved.selected if step == 1 and scored.retrieved is not None else root
-            if bool(taught.answer_mask[anchor + step + 1]):
-                rows[anchor, step] = scored.hat[0], scored.raw[0], mid[0, -1]
+            rows[anchor, step] = scored.hat[0], scored.raw[0], mid[0, -1]
             tokens.append(anchor + step + 1)
             states.append(scored.passed_on[0])
     return rows

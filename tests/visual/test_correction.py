@@ -215,7 +215,16 @@ def test_gate_and_depth_embedding_are_optional() -> None:
 
 def test_prefix_keeps_the_share_of_largest_norm() -> None:
     visual = torch.tensor([[1.0, 0], [3, 0], [0, 3], [2, 0], [0, 0]])
-    assert kept_in_prefix(visual, "topk", 0.3).tolist() == [False, True, True, False, False]
-    assert kept_in_prefix(visual, "topk", 0.2).tolist() == [False, True, False, False, False]
-    assert kept_in_prefix(visual, "full", 0.3).all()
-    assert not kept_in_prefix(visual, "none", 0.3).any()
+    everywhere = torch.ones(5, dtype=torch.bool)
+    assert kept_in_prefix(visual, everywhere, "topk", 0.3).tolist() == [False, True, True, False, False]
+    assert kept_in_prefix(visual, everywhere, "topk", 0.2).tolist() == [False, True, False, False, False]
+    assert kept_in_prefix(visual, everywhere, "full", 0.3).all()
+    assert not kept_in_prefix(visual, everywhere, "none", 0.3).any()
+
+
+def test_a_picture_keeps_the_same_tokens_whatever_follows_it() -> None:
+    visual = torch.tensor([3.0, 5.0, 1.0, 9.0, 8.0])[:, None]
+    seen = torch.tensor([0, 1, 1, 1, 0, 1, 1, 0], dtype=torch.bool)
+    assert kept_in_prefix(visual, seen, "topk", 0.5).tolist() == [True, True, True, False, True, True, False, True]
+    assert kept_in_prefix(visual[:3], seen[:5], "topk", 0.5).tolist() == [True, True, True, False, True]
+    assert kept_in_prefix(visual, seen, "none", 0.5).tolist() == (~seen).tolist()
