@@ -41,14 +41,17 @@ class SwiGLU(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """One block of the target's architecture; ``layer`` is its place in the cache."""
+    """One block of the target's architecture; ``layer`` is its place in the cache.
 
-    def __init__(self, spec: TargetSpec, layer: int) -> None:
+    EAGLE's first block is without ``input_norm``: it reads its input as it is.
+    """
+
+    def __init__(self, spec: TargetSpec, layer: int, *, input_norm: bool = True) -> None:
         super().__init__()
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         query_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.input_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.input_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps) if input_norm else nn.Identity()
         self.qkv_proj = nn.Linear(spec.hidden_size, query_width + 2 * kv_width, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(query_width, spec.hidden_size, bias=False)
         self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)

@@ -83,6 +83,20 @@ def test_block_equals_transformers(spec: TargetSpec, kind: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_block_without_input_norm_reads_its_input_as_it_is(spec: TargetSpec) -> None:
+    torch.manual_seed(0)
+    bare, normed = DecoderBlock(spec, 0, input_norm=False), DecoderBlock(spec, 0)
+    normed.load_state_dict(bare.state_dict(), strict=False)
+    assert {name for name, _ in normed.named_parameters()} - {name for name, _ in bare.named_parameters()} == {
+        "input_norm.weight"
+    }
+    rotation = Rotary(spec.rope, spec.head_dim)(torch.arange(ROWS).expand(3, -1), torch.float32)
+    # Rows of mean square 1 are what the norm makes of them.
+    x = F.rms_norm(torch.randn(1, ROWS, spec.hidden_size), (spec.hidden_size,))
+    torch.testing.assert_close(bare(x, rotation, causal), normed(x, rotation, causal), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(bare(3 * x, rotation, causal) - 3 * x, normed(3 * x, rotation, causal) - 3 * x)
+
+
 def test_text_rotations_come_from_a_table_that_grows(spec: TargetSpec) -> None:
     rotary = Rotary(spec.rope, spec.head_dim)
     for start, count in ((0, 3), (5, 1), (200, 7), (3000, 2), (1, 4)):
