@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea.training.objective import ObjectiveSums
 
-_TERMS = ("loss_sum", "hid", "mid", "kl", "ce", "cmp", "Z")
+_TERMS = ("loss_sum", "hid", "mid", "kl", "ce", "cmp", "l1", "rank", "Z")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Losses:
 
     Attributes:
         Z: scalar, sum of the row weights; everything else is undefined (NaN) where it is 0.
-        terms: ``loss`` and the five terms of the objective, each a scalar, divided by Z.
+        terms: ``loss`` and the terms of the objective, each a scalar, divided by Z.
         top1: [S] share of the rows of each step in which the draft's best token is the teacher's choice.
         supervised_tokens: scalar, rows of step 1; every supervised token that is unrolled has one.
     """

@@ -1,4 +1,4 @@
-"""The training objective of FOVEA (Eq. 10-19).
+"""The training objective: FOVEA's (Eq. 10-19), and with other coefficients those of all other drafters.
 
 Legend: ``R`` supervised rows (anchor, step), ``P`` distinct teacher positions (P <= R), ``D`` hidden width,
 ``V`` vocabulary.
@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fovea.training.vocabulary_terms import vocabulary_terms
+from fovea.training.vocabulary_terms import Coefficients, vocabulary_terms
 
 AlignState = Literal["corrected", "raw"]
+Distance = Literal["squared", "smooth_l1"]
 DecayPosition = Literal["step", "answer"]
+
+_WEIGHTS = (
+    *("lambda_hid", "lambda_kl", "lambda_tok", "lambda_l1", "lambda_rank"),
+    *("beta_h", "beta_mid", "beta_ce", "beta_cmp"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,10 @@ class ObjectiveConfig:
         beta_cmp: weight of the competitor margin.
         margin: m of Eq. 18, in logits.
         candidates: K_c; the margin is kept from the K_c-th largest competitor.
+        lambda_l1: weight of the distance sum |p - q| of the probabilities (ViSpec).
+        lambda_rank: weight of the likelihood of the order of the teacher's best tokens (ViSpec's ListMLE).
+        ranked: tokens in that order.
+        distance: of states in the alignment: ``squared`` error, or EAGLE's ``smooth_l1``; both mean over the width.
         gamma_w: decay length of the row weights exp(-(n - 1) / gamma_w), in positions n.
         align_state: ``corrected`` aligns the LM-head input, ``raw`` the state before its correction.
         position: n counts the draft ``step``, or, as the paper's text has it, the place in the ``answer``.
@@ -50,21 +61,25 @@ class ObjectiveConfig:
     beta_cmp: float = 0.5
     margin: float = 0.5
     candidates: int = 6
+    lambda_l1: float = 0.0
+    lambda_rank: float = 0.0
+    ranked: int = 10
+    distance: Distance = "squared"
     gamma_w: float = 1.0
     align_state: AlignState = "corrected"
     position: DecayPosition = "step"
     chunk_rows: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("lambda_hid", "lambda_kl", "lambda_tok", "beta_h", "beta_mid", "beta_ce", "beta_cmp"):
+        for name in _WEIGHTS:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"objective.{name} is {getattr(self, name)}; loss weights must be 0 or more")
-        for name in ("candidates", "chunk_rows"):
+        for name in ("candidates", "ranked", "chunk_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"objective.{name} is {getattr(self, name)}; it must be 1 or more")
         if not self.gamma_w > 0:
             raise ValueError(f"objective.gamma_w is {self.gamma_w}; a decay length must be above 0")
-        for name, choices in (("align_state", AlignState), ("position", DecayPosition)):
+        for name, choices in (("align_state", AlignState), ("position", DecayPosition), ("distance", Distance)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"objective.{name} is {getattr(self, name)!r}; choose from {get_args(choices)}")
 
@@ -76,7 +91,8 @@ class ObjectiveSums:
     Attributes:
         loss_sum: scalar, the sum to backpropagate; its lambdas and betas are applied.
         Z: scalar, sum of the row weights.
-        hid, mid, kl, ce, cmp: scalars, the terms alone, without lambda and beta, detached.
+        hid, mid, kl, ce, cmp, l1, rank: scalars, the terms alone, without lambda and beta, detached; zero where a
+            term that costs a pass of its own (mid, l1, rank) has no weight.
         agrees: [R] bool, the draft's best token is the teacher's choice.
     """
 
@@ -87,6 +103,8 @@ class ObjectiveSums:
     kl: Tensor
     ce: Tensor
     cmp: Tensor
+    l1: Tensor
+    rank: Tensor
     agrees: Tensor
 
 
@@ -107,8 +125,10 @@ def objective(
     *,
     h_raw: Tensor | None = None,
     answer_position: Tensor | None = None,
+    draft_head_weight: Tensor | None = None,
 ) -> ObjectiveSums:
-    """Loss sums of the supervised rows; gradients reach ``h_hat``, ``h_mid`` and, if it is aligned, ``h_raw``.
+    """Loss sums of the supervised rows; gradients reach ``h_hat``, ``h_mid`` and, where they take part, ``h_raw`` and
+    ``draft_head_weight``.
 
     Logits are taken in the dtype of ``lm_head_weight``, as the target itself takes them, and everything after them in
     float32 or wider, also under autocast.
@@ -120,11 +140,12 @@ def objective(
         teacher_index: [R] the row's position in ``teacher``; rows may come in any order.
         teacher: [P, D] target states f.
         teacher_mid: [P, D] target mid states.
-        lm_head_weight: [V, D], V >= 2, frozen.
+        lm_head_weight: [V, D] of the target, V >= 2, frozen; its rows of the draft vocabulary if that is smaller.
         config: coefficients.
         h_raw: [R, D] draft states without correction; needed by ``align_state="raw"`` alone.
         answer_position: [R] 1-based place in its answer of the token that the row predicts; needed by
             ``position="answer"`` alone.
+        draft_head_weight: [V, D] of the drafter if it has a head of its own.
     """
     n = step if config.position == "step" else answer_position
     aligned = h_hat if config.align_state == "corrected" else h_raw
@@ -133,32 +154,41 @@ def objective(
     if aligned is None:
         raise ValueError("objective.align_state=raw needs h_raw")
     weights = row_weights(n, config.gamma_w, torch.promote_types(h_hat.dtype, torch.float32))
-    hid = _squared_error_sum(aligned, teacher, teacher_index, weights)
-    mid = _squared_error_sum(h_mid, teacher_mid, teacher_index, weights)
+    hid = _distance_sum(config.distance, aligned, teacher, teacher_index, weights)
+    mid = weights.new_zeros(())
+    if config.lambda_hid * config.beta_mid:
+        mid = _distance_sum(config.distance, h_mid, teacher_mid, teacher_index, weights)
     vocabulary = vocabulary_terms(
         h_hat,
         teacher,
         lm_head_weight,
         weights,
         teacher_index,
-        coefficients=(config.lambda_kl, config.lambda_tok * config.beta_ce, config.lambda_tok * config.beta_cmp),
+        coefficients=Coefficients(
+            kl=config.lambda_kl,
+            ce=config.lambda_tok * config.beta_ce,
+            cmp=config.lambda_tok * config.beta_cmp,
+            l1=config.lambda_l1,
+            rank=config.lambda_rank,
+        ),
         margin=config.margin,
         candidates=config.candidates,
+        ranked=config.ranked,
         chunk_rows=config.chunk_rows,
+        draft_head_weight=draft_head_weight,
     )
     return ObjectiveSums(
         loss_sum=config.lambda_hid * (config.beta_h * hid + config.beta_mid * mid) + vocabulary.loss,
         Z=weights.sum(),
         hid=hid.detach(),
         mid=mid.detach(),
-        kl=vocabulary.kl,
-        ce=vocabulary.ce,
-        cmp=vocabulary.cmp,
+        **vocabulary.sums,
         agrees=vocabulary.agrees,
     )
 
 
-def _squared_error_sum(student: Tensor, teacher: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum over rows of |student - teacher|^2 / D (Eq. 11, 12)."""
-    difference = student.to(weights.dtype) - teacher[index].to(weights.dtype)
-    return (difference.square().mean(-1) * weights).sum()
+def _distance_sum(kind: Distance, student: Tensor, teacher: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum over rows of the distance of states, mean over the width (Eq. 11, 12; EAGLE's with beta 1)."""
+    student, teacher = student.to(weights.dtype), teacher[index].to(weights.dtype)
+    distance = F.mse_loss if kind == "squared" else F.smooth_l1_loss
+    return (distance(student, teacher, reduction="none").mean(-1) * weights).sum()

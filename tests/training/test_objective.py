@@ -102,10 +102,12 @@ def test_raw_alignment_uses_the_uncorrected_state() -> None:
     assert corrected["h_raw"].abs().max() == 0
 
 
-def naive(h_hat, h_mid, n, index, teacher, teacher_mid, weight, config: ObjectiveConfig) -> Tensor:
-    """Eq. 10-19 over full logits, by autograd."""
+def naive(
+    h_hat, h_mid, n, index, teacher, teacher_mid, weight, config: ObjectiveConfig, own_head: Tensor | None = None
+) -> Tensor:
+    """Eq. 10-19 and the terms of the other drafters over full logits, by autograd."""
     w = torch.exp((1 - n).double() / config.gamma_w)
-    logits, teacher_logits = h_hat @ weight.T, (teacher @ weight.T)[index]
+    logits, teacher_logits = h_hat @ (weight if own_head is None else own_head).T, (teacher @ weight.T)[index]
     log_q, log_p = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
     y = teacher_logits.argmax(-1, keepdim=True)
     others = logits.scatter(1, y, -torch.inf).sort(-1, descending=True).values[:, : weight.shape[0] - 1]
@@ -113,12 +115,19 @@ def naive(h_hat, h_mid, n, index, teacher, teacher_mid, weight, config: Objectiv
     ce = -log_q.gather(1, y)[:, 0]
     cmp = F.softplus(config.margin - (logits.gather(1, y)[:, 0] - competitor))
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)
-    hid = (h_hat - teacher[index]).square().mean(-1)
-    mid = (h_mid - teacher_mid[index]).square().mean(-1)
+    l1 = (log_q.exp() - log_p.exp()).abs().sum(-1)
+    best = teacher_logits.sort(dim=-1, descending=True, stable=True).indices[:, : config.ranked]
+    places = [-logits.gather(1, best[:, i:]).log_softmax(-1)[:, 0] for i in range(best.shape[1])]
+    rank = torch.stack(places).sum(0)
+    distance = F.mse_loss if config.distance == "squared" else F.smooth_l1_loss
+    hid = distance(h_hat, teacher[index], reduction="none").mean(-1)
+    mid = distance(h_mid, teacher_mid[index], reduction="none").mean(-1)
     rows = (
         config.lambda_hid * (config.beta_h * hid + config.beta_mid * mid)
         + config.lambda_kl * kl
         + config.lambda_tok * (config.beta_ce * ce + config.beta_cmp * cmp)
+        + config.lambda_l1 * l1
+        + config.lambda_rank * rank
     )
     return (w * rows).sum()
 
@@ -140,29 +149,67 @@ def random_inputs(rows: int, positions: int, vocabulary: int, seed: int, width: 
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     rows=st.integers(1, 24),
     positions=st.integers(1, 12),
     vocabulary=st.integers(2, 40),
     candidates=st.integers(1, 9),
+    ranked=st.integers(1, 12),
     chunk_rows=st.integers(1, 30),
-    coefficients=st.tuples(*[st.sampled_from([0.0, 0.3, 1.0])] * 3),
+    coefficients=st.tuples(*[st.sampled_from([0.0, 0.3, 1.0])] * 5),
+    distance=st.sampled_from(["squared", "smooth_l1"]),
+    own_head=st.booleans(),
     seed=st.integers(0, 10_000),
 )
-def test_equals_the_naive_formula(rows, positions, vocabulary, candidates, chunk_rows, coefficients, seed) -> None:
-    lambda_hid, lambda_kl, lambda_tok = coefficients
-    config = ObjectiveConfig(lambda_hid, lambda_kl, lambda_tok, candidates=candidates, chunk_rows=chunk_rows)
+def test_equals_the_naive_formula(
+    rows, positions, vocabulary, candidates, ranked, chunk_rows, coefficients, distance, own_head, seed
+) -> None:
+    config = ObjectiveConfig(
+        **dict(zip(("lambda_hid", "lambda_kl", "lambda_tok", "lambda_l1", "lambda_rank"), coefficients, strict=True)),
+        candidates=candidates,
+        ranked=ranked,
+        chunk_rows=chunk_rows,
+        distance=distance,
+    )
     h_hat, h_mid, *rest = random_inputs(rows, positions, vocabulary, seed)
-    ours = [h_hat.clone().requires_grad_(), h_mid.clone().requires_grad_()]
-    reference = [h_hat.clone().requires_grad_(), h_mid.clone().requires_grad_()]
-    sums = objective(*ours, *rest, config)
-    expected = naive(*reference, *rest, config)
+    head = torch.randn(rest[-1].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    trained = [h_hat, h_mid, head] if own_head else [h_hat, h_mid]
+    ours, reference = ([t.clone().requires_grad_() for t in trained] for _ in range(2))
+    sums = objective(*ours[:2], *rest, config, draft_head_weight=ours[2] if own_head else None)
+    expected = naive(*reference[:2], *rest, config, own_head=reference[2] if own_head else None)
     torch.testing.assert_close(sums.loss_sum, expected, rtol=1e-9, atol=1e-10)
     (3 * sums.loss_sum).backward()
     (3 * expected).backward()
     for a, b in zip(ours, reference, strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-8, atol=1e-11)
+        torch.testing.assert_close(torch.zeros_like(a) if a.grad is None else a.grad, b.grad, rtol=1e-8, atol=1e-11)
+
+
+def test_specvlm_golden() -> None:
+    """SpecVLM's Eq. 3; with heads of one, states are logits, and KL is cross-entropy less the teacher's entropy."""
+    arrays, scalars = np.load(GOLDEN / "specvlm_online.npz"), INDEX["specvlm_online"]["scalars"]
+    z_q, z_p, f_q, f_p = (torch.from_numpy(arrays[k]).double() for k in ("z_q", "z_p", "f_q", "f_p"))
+    rows = torch.from_numpy(arrays["supervised"]).nonzero()[:, 0]
+    step, index, one = torch.ones(len(rows), dtype=torch.int64), torch.arange(len(rows)), torch.eye(25).double()
+    nothing = {"lambda_hid": 0.0, "lambda_kl": 0.0, "lambda_tok": 0.0}
+    soft = objective(z_q[rows], z_q[rows], step, index, z_p[rows], z_p[rows], one, ObjectiveConfig(**nothing))
+    entropy = -(z_p[rows].softmax(-1) * z_p[rows].log_softmax(-1)).sum()
+    assert_golden((soft.kl + entropy) / soft.Z, scalars["L_CE"], torch.float64)
+    config = ObjectiveConfig(distance="smooth_l1", beta_mid=0.0)
+    features = objective(f_q[rows], f_q[rows], step, index, f_p[rows], f_p[rows], one[:, :12], config)
+    assert_golden(features.hid / features.Z, scalars["L_SmoothL1"], torch.float64)
+
+
+def test_equally_good_tokens_are_ranked_by_id() -> None:
+    weight = torch.eye(6, dtype=torch.float64)
+    teacher = torch.tensor([[2.0, 5.0, 2.0, 7.0, 2.0, 7.0]], dtype=torch.float64)
+    draft = torch.tensor([[0.3, 0.1, -0.4, 0.9, 0.2, -0.7]], dtype=torch.float64)
+    config = ObjectiveConfig(lambda_rank=1.0, ranked=6)
+    one = torch.ones(1, dtype=torch.int64)
+    sums = objective(draft, draft, one, one - 1, teacher, teacher, weight, config)
+    order = [3, 5, 1, 0, 2, 4]
+    expected = sum(-draft[0, order[i:]].log_softmax(-1)[0] for i in range(6))
+    torch.testing.assert_close(sums.rank, expected)
 
 
 class LogitsWatch(TorchDispatchMode):
