@@ -7,13 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import lightning as L
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from datamodules.conversations import ConversationSource
 from fovea.artifacts.config import ExportConfig
+from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
 from fovea.artifacts.manifest import MANIFEST, Manifest, SampleEntry
@@ -21,6 +24,7 @@ from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
 from fovea.artifacts.streaming import StreamedArtifacts, is_remote
 from fovea.targets.base import Target
 from fovea.targets.teacher_batch import TeacherBatch, TeacherSample
+from fovea.training.draft_vocabulary import answer_token_counts
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +137,20 @@ class ArtifactDataModule(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader | list:
         """Batches in a fixed order; none if there is nothing to validate on."""
         return [] if self._val is None else self._loader(self._val, shuffle=False)
+
+    def answer_token_counts(self, vocab_size: int) -> Tensor:
+        """[V] int64 how often each token stands in the answers to train on.
+
+        Raises:
+            ArtifactError: the artifacts are streamed, and would have to be read twice.
+        """
+        assert self._train is not None, "setup() opens the artifacts"
+        if isinstance(self._train, StreamedArtifacts):
+            raise ArtifactError(
+                "a draft vocabulary is chosen from the answers to train on, which takes local artifacts: copy the "
+                "shards, or set drafter.draft_vocabulary=null"
+            )
+        return answer_token_counts(cast(Sequence[TeacherSample], self._train), vocab_size)
 
     def folder_of(self, source: ConversationSource) -> Path:
         """Where the artifacts of ``source`` are kept."""

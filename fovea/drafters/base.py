@@ -1,7 +1,8 @@
 """What every neural drafter is: blocks over the committed text, then over draft nodes, behind one interface.
 
 Legend: ``B`` batch, ``n`` rows, ``T`` committed tokens, ``L`` rows of the context, ``D`` hidden width, ``F`` width of
-the target's states, ``A`` rotary axes, ``N`` visual tokens, ``V`` vocabulary, ``C`` width of what is carried along.
+the target's states, ``A`` rotary axes, ``N`` visual tokens, ``V`` vocabulary,
+``W`` draft vocabulary, ``C`` width of what is carried along.
 
 One row reads the pair (embedding of token t + 1, state at t) at the rotary position of token t + 1, and predicts the
 state at t + 1 and with it token t + 2. On the committed text the states are the target's; below the root of a draft
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fovea.drafters.blocks import Attend
@@ -37,18 +39,23 @@ class DrafterConfig:
         depth: D, deepest tree depth that is expanded; training unrolls up to D + 1 steps.
         rope: ``target`` for the target's rotary positions, ``1d`` for plain indices of the drafter's own rows.
         feature_noise: size of the noise on the target's states while training (EAGLE has 0.2), see :func:`disturb`.
+        draft_vocabulary: tokens that can be drafted, the most frequent ones of the training answers; None for all.
+            A small one makes the head cheap, at the price of rounds that end where another token comes (EAGLE-3).
     """
 
     num_blocks: int = 1
     depth: int = 6
     rope: DraftRope = "target"
     feature_noise: float = 0.0
+    draft_vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         self._require_positive("num_blocks", "depth")
         self._require_choice(rope=DraftRope)
         if not self.feature_noise >= 0:
             raise ValueError(f"drafter.feature_noise is {self.feature_noise}; it must be 0 or more")
+        if self.draft_vocabulary is not None:
+            self._require_positive("draft_vocabulary")
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
@@ -110,6 +117,7 @@ class Drafter(nn.Module):
 
     #: As configs and checkpoints call it.
     name: ClassVar[str]
+    #: Its settings.
     config_type: ClassVar[type[DrafterConfig]]
 
     def __init__(self, spec: TargetSpec, config: DrafterConfig, head: TargetHead) -> None:
@@ -117,6 +125,10 @@ class Drafter(nn.Module):
         self.spec = spec
         self.config: Any = config
         self.head = head
+        #: [W] ids of the draft vocabulary, ascending; -1 until it is chosen. None: the whole vocabulary.
+        self.token_ids: Tensor | None
+        self.register_buffer("token_ids", unchosen_vocabulary(config.draft_vocabulary, spec))
+        self._head_rows: tuple[Tensor, Tensor] | None = None
         self.rotary = Rotary(spec.rope if config.rope == "target" else RopeSpec(spec.rope.theta), spec.head_dim)
 
     @property
@@ -146,9 +158,46 @@ class Drafter(nn.Module):
         """The target's input embeddings [..., D], in the drafter's dtype."""
         return self.head.embed(ids).to(self.dtype)
 
+    @property
+    def head_rows(self) -> Tensor:
+        """[W, D] rows of the target's LM head for the draft vocabulary; all V where there is none.
+
+        Raises:
+            ValueError: the draft vocabulary has not been chosen yet.
+        """
+        whole = self.head.lm_head_weight
+        if self.token_ids is None:
+            return whole
+        if self._head_rows is None or self._head_rows[0] is not whole:
+            if int(self.token_ids[0]) < 0:
+                raise ValueError("the draft vocabulary has not been chosen: train the drafter, or load a checkpoint")
+            self._head_rows = whole, whole[self.token_ids.to(whole.device)]
+        return self._head_rows[1]
+
+    @property
+    def own_head(self) -> Tensor | None:
+        """[W, D] trainable head in the place of the target's; most drafters have none."""
+        return None
+
     def logits(self, states: Tensor) -> Tensor:
-        """Draft logits [..., V] of LM-head inputs."""
-        return self.head.logits(states.to(self.head.lm_head_weight.dtype))
+        """Draft logits [..., W] of LM-head inputs, over the draft vocabulary."""
+        own = self.own_head
+        weight = self.head_rows if own is None else own
+        return F.linear(states.to(weight.dtype), weight)
+
+    def choose_vocabulary(self, counts: Tensor) -> None:
+        """Makes the most frequent tokens the draft vocabulary; those that end an answer always belong to it.
+
+        Args:
+            counts: [V] how often each token is to be predicted; equal ones by lower id.
+        """
+        if self.token_ids is None:
+            return
+        counts = counts.double().cpu().clone()
+        counts[list(self.spec.eos_ids)] = torch.inf
+        best = counts.sort(descending=True, stable=True).indices[: len(self.token_ids)]
+        self.token_ids.copy_(best.sort().values)
+        self._head_rows = None
 
     def inject(self, states: Tensor) -> Tensor:
         """States [..., D] of true target states [..., F], in the drafter's dtype; most take them as they are."""
@@ -230,6 +279,19 @@ def disturb(states: Tensor, amount: float, generator: torch.Generator) -> Tensor
     draw.manual_seed(int(torch.randint(2**62, (), generator=generator)))
     noise = torch.rand(states.shape, generator=draw, device=states.device, dtype=states.dtype) - 0.5
     return states + noise * (amount * 512 / max(1, len(states)))
+
+
+def unchosen_vocabulary(size: int | None, spec: TargetSpec) -> Tensor | None:
+    """[W] int64 room for the ids of a draft vocabulary of ``size`` tokens."""
+    if size is None:
+        return None
+    least = len(spec.eos_ids) + 1
+    if not least <= size <= spec.vocab_size:
+        raise ValueError(
+            f"drafter.draft_vocabulary is {size}; choose {least} (what ends an answer, and one token more) to "
+            f"{spec.vocab_size} (all of the target's), or null"
+        )
+    return torch.full((size,), -1)
 
 
 def initialise(drafter: Drafter, *, skip: tuple[str, ...] = ()) -> None:

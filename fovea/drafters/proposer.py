@@ -48,6 +48,7 @@ class NeuralProposer:
         )
         # A module looks its properties up among parameters; in every pass of every round that adds up.
         self._dtype, self._device = drafter.dtype, drafter.device
+        self._token_ids = None if drafter.token_ids is None else drafter.token_ids.cpu().numpy()
         self._group = drafter.spec.num_heads // drafter.num_kv_heads
         width = self.tree.width
         self._others_hidden = np.where(np.eye(width, dtype=bool), np.float32(0.0), np.float32(-np.inf))
@@ -86,7 +87,7 @@ class NeuralProposer:
 
     @torch.inference_mode()
     def node_logits(self, tokens: np.ndarray, parents: np.ndarray, depth: int) -> Tensor:
-        """Draft logits [f, V] of one pass, in the order of depths: ``tokens`` [f] below ``parents`` [f] of the last.
+        """Draft logits [f, W] of one pass, in the order of depths: ``tokens`` [f] below ``parents`` [f] of the last.
 
         Depth 0 runs all pairs committed since the last tree, the root's being the last, and commits them.
         """
@@ -111,7 +112,8 @@ class NeuralProposer:
         self.cache.keep(())
 
     def _expand(self, tokens: np.ndarray, parents: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        return best_children(self.node_logits(tokens, parents, depth), self.tree.width)
+        ids, log_probs = best_children(self.node_logits(tokens, parents, depth), self.tree.width)
+        return ids if self._token_ids is None else self._token_ids[ids], log_probs
 
     def _run_committed(self) -> Tensor:
         """Runs the committed pairs behind the context; h [1, 1, D] of the root."""

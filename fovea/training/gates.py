@@ -21,7 +21,8 @@ from fovea.drafters.proposer import NeuralProposer
 from fovea.targets.head import TargetHead
 from fovea.targets.teacher_batch import TeacherBatch, supervised_positions
 from fovea.targets.ties import tie_tolerance
-from fovea.training.unroll import committed_text, taught_steps, unroll
+from fovea.training.anchors import taught_steps
+from fovea.training.unroll import committed_text, unroll
 
 #: Share of answer tokens that the stored states reproduce at least, near-ties aside.
 LEAST_AGREEMENT = 0.995

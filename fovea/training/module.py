@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from fovea.drafters.base import Drafter
 from fovea.drafters.checkpoint import Teaching
 from fovea.targets.teacher_batch import TeacherBatch
+from fovea.training.draft_vocabulary import within_vocabulary
 from fovea.training.loss_sums import Losses, LossSums
 from fovea.training.objective import ObjectiveConfig, ObjectiveSums, objective
 from fovea.training.schedules import ScheduleFactory
@@ -102,6 +103,11 @@ class DrafterModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         self._move_head()
+        token_ids = self.drafter.token_ids
+        if token_ids is not None and int(token_ids[0]) < 0:
+            # Every rank counts the same artifacts.
+            artifacts: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+            self.drafter.choose_vocabulary(artifacts.answer_token_counts(self.drafter.spec.vocab_size))
 
     def on_validation_start(self) -> None:
         self._move_head()
@@ -170,6 +176,7 @@ class DrafterModule(L.LightningModule):
         generator.manual_seed((config.seed * 1_000_003 + draw) * 4096 + self.global_rank)
         batch = batch.to(self.device, self.drafter.dtype)
         unrolled = unroll(self.drafter, batch, steps=self.steps, max_anchors=config.max_anchors, generator=generator)
+        unrolled = within_vocabulary(unrolled, self.drafter)
         sums = objective(
             unrolled.h_hat,
             unrolled.h_mid,
@@ -177,10 +184,11 @@ class DrafterModule(L.LightningModule):
             unrolled.teacher_index,
             unrolled.teacher,
             unrolled.teacher_mid,
-            self.drafter.head.lm_head_weight,
+            self.drafter.head_rows,
             self.objective_config,
             h_raw=unrolled.h_raw,
             answer_position=unrolled.answer_position,
+            draft_head_weight=self.drafter.own_head,
         )
         return unrolled, sums
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fovea.drafters.base import Drafter
 from fovea.targets.base import Prefill
 from fovea.targets.teacher_batch import TeacherBatch, supervised_positions
+from fovea.training.anchors import Anchors, find_anchors
 from fovea.training.chain_attention import ChainRows, chain_attention
 from fovea.visual.memory import VisualMemory
 
@@ -78,61 +79,10 @@ def unroll(
     """
     if not 1 <= steps <= drafter.config.depth + 1:
         raise ValueError(f"unroll steps {steps}: choose 1 to drafter.depth + 1 = {drafter.config.depth + 1}")
-    anchors = _find_anchors(batch, steps, max_anchors, generator)
+    anchors = find_anchors(batch, steps, max_anchors, generator)
     chains = _Chains(drafter, batch, anchors, generator)
     found = [chains.step(step) for step in range(1, anchors.last_step + 1)]
     return _gather(batch, anchors, found, chains)
-
-
-@dataclass(frozen=True)
-class _Anchors:
-    """Anchors by sample and pair; all tensors on the host.
-
-    Attributes:
-        sample, pair: [A] int64.
-        taught: [A, S] bool, whether there is a (supervised) row of that step; true up to the end of the answer.
-        found: how many there were before the draw.
-    """
-
-    sample: Tensor
-    pair: Tensor
-    taught: Tensor
-    found: int
-
-    @property
-    def count(self) -> int:
-        return len(self.sample)
-
-    @property
-    def last_step(self) -> int:
-        """Last step with a row; 0 without anchors."""
-        return int(self.taught.sum(1).max()) if self.count else 0
-
-    def alive(self, step: int) -> Tensor:
-        """[a] int64 anchors with a row at ``step``; all of their rows are supervised."""
-        return self.taught[:, step - 1].nonzero()[:, 0]
-
-
-def taught_steps(answer_mask: Tensor, steps: int) -> Tensor:
-    """[B, T, S] bool: whether pair t, as an anchor, has a supervised row at step s (index s - 1).
-
-    A chain ends with the answer of its anchor: what another turn says later is never drafted from here.
-    """
-    supervised = supervised_positions(answer_mask)
-    ahead = F.pad(supervised, (0, steps)).unfold(1, steps + 1, 1)
-    return ahead.to(torch.uint8).cumprod(-1)[..., 1:].bool()
-
-
-def _find_anchors(
-    batch: TeacherBatch, steps: int, max_anchors: int | None, generator: torch.Generator | None
-) -> _Anchors:
-    taught = taught_steps(batch.answer_mask.cpu(), steps)
-    sample, pair = taught[..., 0].nonzero(as_tuple=True)
-    found = len(sample)
-    if max_anchors is not None and found > max_anchors:
-        drawn = torch.randperm(found, generator=generator)[:max_anchors].sort().values
-        sample, pair = sample[drawn], pair[drawn]
-    return _Anchors(sample, pair, taught[sample, pair], found)
 
 
 @dataclass(frozen=True)
@@ -150,7 +100,7 @@ class _Chains:
     """The chains of a batch while they are unrolled."""
 
     def __init__(
-        self, drafter: Drafter, batch: TeacherBatch, anchors: _Anchors, generator: torch.Generator | None
+        self, drafter: Drafter, batch: TeacherBatch, anchors: Anchors, generator: torch.Generator | None
     ) -> None:
         self.drafter, self.anchors, self.device = drafter, anchors, batch.ids.device
         self.retrieval: list[Tensor] = []
@@ -311,7 +261,7 @@ def committed_text(
     )
 
 
-def _gather(batch: TeacherBatch, anchors: _Anchors, found: list[_Step], chains: _Chains) -> Unrolled:
+def _gather(batch: TeacherBatch, anchors: Anchors, found: list[_Step], chains: _Chains) -> Unrolled:
     """The rows of all steps in the order of their teachers."""
     device, width = batch.ids.device, batch.last.shape[-1]
     length = batch.ids.shape[1]
