@@ -92,7 +92,8 @@ def test_only_its_tokens_are_drafted_and_by_their_probability_within(reduced, sa
     best = logits[reduced.token_ids].log_softmax(-1).sort(descending=True)
     children = tree.tokens[1:][tree.parents[1:] == 0]
     assert children.tolist() == reduced.token_ids[best.indices[: len(children)]].tolist()
-    torch.testing.assert_close(torch.tensor(tree.log_probs[1:][tree.parents[1:] == 0]).float(), best.values[: len(children)])
+    log_probs = torch.tensor(tree.log_probs[1:][tree.parents[1:] == 0]).float()
+    torch.testing.assert_close(log_probs, best.values[: len(children)])
 
 
 def proposer_root_logits(drafter, text, batch) -> torch.Tensor:
