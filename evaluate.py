@@ -1,7 +1,10 @@
-"""Measures a trained drafter: ``python evaluate.py ckpt=outputs/<date>/<time>-fovea decode=paper``.
+"""Measures a drafter: ``python evaluate.py ckpt=outputs/<date>/<time>-fovea decode=paper``.
 
 Settings are those of the run that trained it, unless typed; rules of retrieval need no training anew:
 ``python evaluate.py -m ckpt=... drafter.retrieval.rho=0.6,0.8,0.95``.
+
+Methods without weights need no checkpoint: ``python evaluate.py method=pld``. All methods side by side:
+``python evaluate.py -m 'method=glob(*)' checkpoints=<folder>``, which holds a run or an exported drafter per method.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     L.seed_everything(cfg.seed, workers=True)
     target = assemble.find_target(job)
     evaluation = assemble.make_evaluation(job, target)
-    drafter = assemble.trained_drafter(job, target, checkpoint, typed.below("drafter"))
+    drafter = assemble.judged_drafter(job, target, checkpoint, typed.below("drafter"))
     return assemble.conclude(job, evaluation, drafter, job.device, loggers)
 
 

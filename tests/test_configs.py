@@ -27,6 +27,7 @@ GROUPS = (
     "drafter",
     "experiment",
     "logger",
+    "method",
     "model",
     "objective",
     "optimizer",
@@ -44,7 +45,7 @@ def composed(*overrides: str, name: str = "train", folder: str = "/run") -> Dict
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes_and_its_numbers_are_valid(choice):
-    read_settings(composed(choice))
+    read_settings(composed(choice, name="evaluate" if choice.startswith("method=") else "train"))
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])
@@ -74,7 +75,7 @@ def test_every_field_is_commented(path: Path):
     """A comment stands behind the field or in the line above; Hydra's own keys explain themselves."""
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# "), "a file starts with what it is for"
-    if path.parent.name in ("hydra", "job_logging", "experiment", "debug"):
+    if path.parent.name in ("hydra", "job_logging", "experiment", "debug", "method"):
         return  # settings of other files, which explain them
     for number, line in enumerate(lines):
         field = line.strip().partition(":")[0]

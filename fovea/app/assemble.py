@@ -17,9 +17,11 @@ from omegaconf import DictConfig
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings
+from fovea.app.typed import SettingError
 from fovea.drafters.base import Drafter
 from fovea.drafters.checkpoint import Teaching, load_drafter
 from fovea.drafters.registry import build_drafter
+from fovea.drafters.training_free import CONFIGS, TrainingFree
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.report import print_table, write_report
@@ -49,6 +51,9 @@ def start(cfg: DictConfig) -> Job:
         FileNotFoundError: the target or the conversations are not where they should be.
     """
     settings = read_settings(cfg)
+    if cfg.task == "train" and cfg.drafter.name in CONFIGS:
+        name = cfg.drafter.name
+        raise SettingError(f"{name} has no weights, so there is nothing to train: python evaluate.py drafter={name}")
     targets.require_target(cfg.model)
     sources.require_sources(cfg, settings)
     folder = Path(cfg.paths.output_dir)
@@ -106,14 +111,22 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
     return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks)
 
 
-def trained_drafter(job: Job, target: Path, checkpoint: Path, overrides: Mapping[str, Any]) -> Drafter:
-    """The exported drafter at ``checkpoint``, its settings changed by ``overrides``."""
+def judged_drafter(
+    job: Job, target: Path, checkpoint: Path | None, overrides: Mapping[str, Any]
+) -> Drafter | TrainingFree:
+    """The exported drafter at ``checkpoint``, its settings changed by ``overrides``; None: a method without weights."""
+    if checkpoint is None:
+        return TrainingFree(job.cfg.drafter.name, job.settings.drafter)
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
     return load_drafter(checkpoint, head, load_spec(target), overrides)
 
 
 def conclude(
-    job: Job, evaluation: DrafterEvaluation, drafter: Drafter, device: torch.device, loggers: list[Logger]
+    job: Job,
+    evaluation: DrafterEvaluation,
+    drafter: Drafter | TrainingFree,
+    device: torch.device,
+    loggers: list[Logger],
 ) -> dict[str, float]:
     """The final evaluation on all ranks, its report and its table; returns the headline numbers.
 
@@ -122,7 +135,8 @@ def conclude(
     """
     folder = job.folder / EVALUATIONS / FINAL
     try:
-        result = evaluation.run(drafter, folder, device=device, count=job.settings.speed.prompts)
+        method = job.cfg.get("method")
+        result = evaluation.run(drafter, folder, device=device, count=job.settings.speed.prompts, method=method)
     except LosslessnessError:
         _report(job, loggers)
         raise

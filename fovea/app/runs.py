@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
@@ -9,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.inherit import CommandLine, inherit
 from fovea.app.typed import SettingError
+from fovea.drafters.checkpoint import CONFIG_FILE
+from fovea.drafters.training_free import CONFIGS
 
 #: Where a run keeps what ``resume=`` continues from, and the drafter that ``ckpt=`` loads.
 LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -16,7 +19,7 @@ DRAFTER = Path("drafter")
 #: The configuration of a run with its interpolations, where Hydra puts it, and the same for readers, resolved.
 CONFIG, RESOLVED_CONFIG = Path(".hydra") / "config.yaml", Path("config.yaml")
 #: What always belongs to the new run.
-OWN = ("task", "resume", "paths", "ckpt")
+OWN = ("task", "resume", "paths", "ckpt", "method", "checkpoints")
 
 
 def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | None]:
@@ -34,20 +37,22 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     return merged, run / LAST_CHECKPOINT
 
 
-def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path]:
+def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | None]:
     """Settings and drafter of the evaluation of ``cfg.ckpt``, a run folder or an exported drafter.
 
+    Without ``ckpt`` it is what lies in the folder ``cfg.checkpoints`` under the name of the method. A method without
+    weights has None, and takes no settings over.
+
     Raises:
-        SettingError: no checkpoint is named.
+        SettingError: no checkpoint is named, or it is that of another method.
         FileNotFoundError: there is nothing where it should be.
     """
-    if cfg.ckpt is None:
-        raise SettingError(
-            "ckpt is not set; give a run folder or an exported drafter: ckpt=outputs/<date>/<time>-fovea"
-        )
-    source = Path(cfg.ckpt).expanduser()
-    if not source.exists():
-        raise FileNotFoundError(f"there is no checkpoint at {source}; give a run folder or an exported drafter")
+    chosen = cfg.drafter.name if cfg.method or "drafter" in typed.groups else None
+    if chosen in CONFIGS:
+        if cfg.ckpt is not None:
+            raise SettingError(f"{cfg.method or chosen} drafts without weights and has no checkpoint; leave ckpt out")
+        return cfg, None
+    source = _named_checkpoint(cfg)
     run = next((folder for folder in (source, *source.parents) if (folder / CONFIG).is_file()), None)
     if source.suffix == ".ckpt":
         if run is None:
@@ -55,10 +60,45 @@ def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path]:
                 f"{source} resumes a training; give the folder of the exported drafter that lies beside it"
             )
         source = run  # its drafter is exported whenever the checkpoint is replaced
+    drafter = run / DRAFTER if run is not None and source == run else source
+    if chosen is not None:
+        _refuse_other_method(cfg, drafter)
     if run is None:
-        return cfg, source
+        return cfg, drafter
     nodes = [str(node) for node in cfg if node not in (*OWN, "name", "tags", "logger", "trainer", "callbacks")]
-    return inherit(cfg, saved_config(run), typed, nodes), run / DRAFTER if source == run else source
+    return inherit(cfg, saved_config(run), typed, nodes), drafter
+
+
+def _named_checkpoint(cfg: DictConfig) -> Path:
+    """What ``ckpt`` names, or ``checkpoints`` and the method together."""
+    if cfg.ckpt is not None:
+        source = Path(cfg.ckpt).expanduser()
+        if not source.exists():
+            raise FileNotFoundError(f"there is no checkpoint at {source}; give a run folder or an exported drafter")
+        return source
+    if cfg.checkpoints is None:
+        raise SettingError(
+            "ckpt is not set; give a run folder or an exported drafter: ckpt=outputs/<date>/<time>-fovea"
+        )
+    method = cfg.method or cfg.drafter.name
+    source = Path(cfg.checkpoints).expanduser() / method
+    if not source.exists():
+        raise FileNotFoundError(
+            f"there is no checkpoint of {method} at {source}; checkpoints=<folder> holds one run folder or exported "
+            "drafter per method, named as the method"
+        )
+    return source
+
+
+def _refuse_other_method(cfg: DictConfig, drafter: Path) -> None:
+    """Refuses a checkpoint whose drafter is not the one that was asked for."""
+    record = (drafter if drafter.is_dir() else drafter.parent) / CONFIG_FILE
+    held = json.loads(record.read_text(encoding="utf-8"))["drafter"] if record.is_file() else cfg.drafter.name
+    if held != cfg.drafter.name:
+        raise SettingError(
+            f"{cfg.method or cfg.drafter.name} drafts with a {cfg.drafter.name} drafter, and the checkpoint at "
+            f"{drafter} holds a {held} drafter; give one of its own, or choose method={held}"
+        )
 
 
 def saved_config(run: Path) -> DictConfig:

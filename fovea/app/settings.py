@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from fovea.app.typed import SettingError, build, convert
 from fovea.artifacts.config import ExportConfig
 from fovea.decoding.growth import TreeConfig
+from fovea.drafters import training_free
 from fovea.drafters.registry import drafter_type
 from fovea.evaluation.speed import SpeedConfig
 from fovea.training.module import UnrollConfig
@@ -49,8 +50,10 @@ def read_settings(cfg: DictConfig) -> Settings:
         SettingError: for the first value that cannot be used, by name.
     """
     drafter = _plain(cfg, "drafter")
+    name = drafter.pop("name")
+    drafter_config = training_free.CONFIGS.get(name) or drafter_type(name).config_type
     settings = Settings(
-        drafter=build(drafter_type(drafter.pop("name")).config_type, drafter, "drafter"),
+        drafter=build(drafter_config, drafter, "drafter"),
         tree=build(TreeConfig, _plain(cfg, "decode.tree"), "decode.tree"),
         speed=build(SpeedConfig, _plain(cfg, "speed"), "speed"),
         objective=build(ObjectiveConfig, _plain(cfg, "objective"), "objective"),
@@ -61,9 +64,10 @@ def read_settings(cfg: DictConfig) -> Settings:
         speed_eval=convert(cfg.speed_eval, bool, "speed_eval"),
         gates=convert(cfg.gates, bool, "gates"),
     )
-    deepest = settings.drafter.depth + 1
-    if settings.unroll.steps is not None and settings.unroll.steps > deepest:
-        raise SettingError(f"unroll.steps is {settings.unroll.steps}; drafter.depth allows 1 to {deepest}")
+    if name not in training_free.CONFIGS:
+        deepest = settings.drafter.depth + 1
+        if settings.unroll.steps is not None and settings.unroll.steps > deepest:
+            raise SettingError(f"unroll.steps is {settings.unroll.steps}; drafter.depth allows 1 to {deepest}")
     return settings
 
 

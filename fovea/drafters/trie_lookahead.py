@@ -164,7 +164,7 @@ def draw_tree(root: int, in_prompt: TrieNode | None, in_answers: TrieNode | None
     Half of them are the most frequent ones in answers, the others those that come first when the prompt decides.
     """
     tree = TreeBuilder(root)
-    pair = (in_prompt or TrieNode(), in_answers or TrieNode())
+    pair = (in_prompt or _NOTHING, in_answers or _NOTHING)
     _add_most_frequent(tree, pair, _ANSWERS, max(1, config.decoding_length // 2), config.branch_length)
     _add_most_frequent(tree, pair, _PROMPT_FIRST, config.decoding_length, config.branch_length)
     return tree
@@ -179,25 +179,26 @@ def _add_most_frequent(tree: TreeBuilder, pair: _Pair, weights: tuple[float, flo
     No n-gram occurs more often than its beginning, so whoever takes the weightiest child that hangs below the tree so
     far takes the weightiest of all; among equals the one that was seen first.
     """
-    waiting: list[tuple[float, int, int, int, _Pair]] = []
-    order = 0
+    # A heap of (weight, number of the offer), and the offers: parent's row, token, nodes of the n-gram.
+    waiting: list[tuple[float, int]] = []
+    offers: list[tuple[int, int, _Pair]] = []
 
-    def offer(row: int, pair: _Pair) -> None:
-        nonlocal order
-        for token in pair[0].children | pair[1].children:
-            below = tuple(node.children.get(token, _NOTHING) for node in pair)
-            weight = sum(w * node.count for w, node in zip(weights, below, strict=True))
+    def offer_children(row: int, pair: _Pair) -> None:
+        in_prompt, in_answers = pair
+        for token in in_prompt.children | in_answers.children:
+            below = (in_prompt.children.get(token, _NOTHING), in_answers.children.get(token, _NOTHING))
+            weight = weights[0] * below[0].count + weights[1] * below[1].count
             if weight > 0:
-                order += 1
-                heapq.heappush(waiting, (-weight, order, row, token, below))
+                heapq.heappush(waiting, (-weight, len(offers)))
+                offers.append((row, token, below))
 
-    offer(0, pair)
+    offer_children(0, pair)
     while waiting and len(tree) < nodes:
-        _, _, parent, token, below = heapq.heappop(waiting)
+        parent, token, below = offers[heapq.heappop(waiting)[1]]
         row = tree.row_of(token, parent)
         row = tree.add(token, parent) if row is None else row
         if tree.depths[row] < depth:
-            offer(row, below)
+            offer_children(row, below)
 
 
 _NOTHING = TrieNode()

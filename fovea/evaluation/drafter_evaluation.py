@@ -17,6 +17,7 @@ from fovea.decoding.growth import TreeConfig
 from fovea.drafters.base import Drafter
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
+from fovea.drafters.training_free import TrainingFree
 from fovea.evaluation.evidence import collect_evidence, draw_evidence, spread
 from fovea.evaluation.results import EVIDENCE, SpeedResult
 from fovea.evaluation.speed import SpeedConfig, balanced, evaluate_and_save, user_turns
@@ -63,11 +64,18 @@ class DrafterEvaluation:
         self._target: HFTarget | None = None
 
     def run(
-        self, drafter: Drafter, folder: Path, *, device: torch.device | str, count: int | None = None
+        self,
+        drafter: Drafter | TrainingFree,
+        folder: Path,
+        *,
+        device: torch.device | str,
+        count: int | None = None,
+        method: str | None = None,
     ) -> SpeedResult:
         """Measures ``drafter`` on ``count`` prompts (None: all), on all ranks; traces and a picture go to ``folder``.
 
-        The drafter decodes as a copy in the target's number format; the original is only read.
+        A trained drafter decodes as a copy in the target's number format; the original is only read. Traces and
+        reports call it ``method``, or by its own name.
 
         Raises:
             LosslessnessError: an answer differs from the baseline's; the traces are saved before.
@@ -75,7 +83,11 @@ class DrafterEvaluation:
         """
         prompts = balanced(self.prompts, count)
         with self._target_on(device) as target:
-            proposer = NeuralProposer(decoding_copy(drafter, target), self.tree)
+            if isinstance(drafter, TrainingFree):
+                proposer, about = drafter.proposer(target.spec), drafter.settings()
+            else:
+                proposer = NeuralProposer(decoding_copy(drafter, target), self.tree)
+                about = drafting_settings(proposer)
             with _bar(self.progress and _first_rank()) as progress:
                 result = evaluate_and_save(
                     target,
@@ -83,11 +95,11 @@ class DrafterEvaluation:
                     prompts,
                     self.config,
                     folder,
-                    method=drafter.name,
-                    settings=drafting_settings(proposer) | self.settings,
+                    method=method or drafter.name,
+                    settings=about | self.settings,
                     progress=progress,
                 )
-            if _first_rank() and self.evidence_steps:
+            if _first_rank() and self.evidence_steps and isinstance(proposer, NeuralProposer):
                 self._draw_evidence(target, proposer, prompts, result, folder / EVIDENCE)
         return result
 

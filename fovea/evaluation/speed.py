@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fovea.decoding.autoregressive import generate_autoregressive
-from fovea.decoding.proposer import Proposer
+from fovea.decoding.proposer import Proposer, Remembering
 from fovea.decoding.speculative import generate
 from fovea.decoding.stopping import token_cap
 from fovea.decoding.trace import GenerationTrace
@@ -89,6 +89,8 @@ def evaluate_speed(
     mine = [prompts[index] for index in range(rank, len(prompts), world)]
     race = _Race(target, proposer, config, method)
     race.warm_up(mine)
+    if isinstance(proposer, Remembering):
+        proposer.forget()  # the warm-up's answers are answers to be measured
     result = SpeedResult([], {}, _settings(target, config, method, world) | dict(settings or {}))
     for number, conversation in enumerate(mine):
         try:

@@ -154,6 +154,35 @@ def test_an_exported_drafter_needs_no_run_folder(trained, workplace, tmp_path):
     assert report["settings"]["tree"]["nodes"] == 40
 
 
+def test_methods_side_by_side(trained, workplace):
+    """A trained one from a folder of checkpoints, the others without; every report names its method."""
+    folder, overrides = workplace
+    untrained = ["pld", "lookahead", "lookahead_jacobi"]
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "fovea").symlink_to(trained)
+    done = run(
+        "evaluate.py",
+        folder,
+        "-m",
+        *(override for override in overrides if not override.startswith("drafter.")),
+        f"method=fovea,{','.join(untrained)}",
+        "checkpoints=checkpoints",
+        "logger=csv",
+        "hydra.sweep.dir=methods",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(csv.DictReader((folder / "methods" / "summary.csv").open()))
+    assert [row["method"] for row in rows] == ["fovea", *untrained]
+    for row in rows:
+        report = json.loads((folder / "methods" / row["job"] / "report.json").read_text())
+        assert report["settings"]["method"] == row["method"]
+        assert (report["settings"]["drafter_parameters"] > 0) == (row["method"] not in untrained)
+        assert report["figures"]["all"]["samples"] == 2
+        assert report["figures"]["all"]["exact_matches"] == 1.0
+        trace = json.loads((folder / "methods" / row["job"] / "evaluation/final/traces.jsonl").open().readline())
+        assert trace["speculative"]["method"] == row["method"]
+
+
 def test_every_experiment_trains_a_step(workplace):
     folder, overrides = workplace
     done = run(

@@ -1,0 +1,111 @@
+"""Which checkpoint an evaluation takes for a method, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from fovea.app import assemble
+from fovea.app.inherit import CommandLine, parse
+from fovea.app.launch import CONFIG_DIR
+from fovea.app.runs import evaluated
+from fovea.app.settings import read_settings
+from fovea.app.typed import SettingError
+from fovea.drafters.training_free import CONFIGS
+
+GROUPS = ("decode", "drafter", "method", "model")
+
+
+def composed(*overrides: str, name: str = "evaluate") -> tuple[DictConfig, CommandLine]:
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return compose(name, overrides=[*overrides, "paths.output_dir=/run"]), parse(list(overrides), GROUPS)
+
+
+@pytest.fixture
+def checkpoints(tmp_path) -> Path:
+    """A folder with a run named fovea, whose tree has 33 nodes, and an exported drafter of a method named eagle9."""
+    run = tmp_path / "fovea"
+    saved, _ = composed("decode.tree.nodes=33", "drafter.retrieval.rho=0.5", "paths.cache=/there", name="train")
+    (run / ".hydra").mkdir(parents=True)
+    OmegaConf.save(saved, run / ".hydra" / "config.yaml")
+    for folder, drafter in ((run / "drafter", "fovea"), (tmp_path / "eagle9", "eagle9")):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"drafter": drafter}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("choice", ["method=pld", "method=lookahead", "method=lookahead_jacobi", "drafter=pld"])
+def test_methods_without_weights_need_no_checkpoint(choice, checkpoints):
+    for more in ((), (f"checkpoints={checkpoints}",)):
+        cfg, checkpoint = evaluated(*composed(choice, "decode=paper", *more))
+        assert checkpoint is None
+        assert cfg.drafter.name in CONFIGS
+        assert read_settings(cfg).speed.max_new_tokens == 200
+    with pytest.raises(SettingError, match=r"drafts without weights and has no checkpoint; leave ckpt out"):
+        evaluated(*composed(choice, f"ckpt={checkpoints / 'fovea'}"))
+
+
+def test_the_variants_of_lookahead():
+    chosen = {name: read_settings(composed(f"method={name}")[0]).drafter for name in ("lookahead", "lookahead_jacobi")}
+    assert {name: config.variant for name, config in chosen.items()} == {
+        "lookahead": "trie",
+        "lookahead_jacobi": "jacobi",
+    }
+
+
+@pytest.mark.parametrize("named", ["checkpoints={0}", "ckpt={0}/fovea", "ckpt={0}/fovea/drafter"])
+def test_a_trained_method_takes_its_checkpoint_and_the_settings_of_its_run(named, checkpoints):
+    cfg, checkpoint = evaluated(*composed("method=fovea", named.format(checkpoints)))
+    assert checkpoint == checkpoints / "fovea" / "drafter"
+    assert (cfg.decode.tree.nodes, cfg.drafter.retrieval.rho, cfg.paths.cache) == (33, 0.5, "/there")
+    assert (cfg.method, cfg.task) == ("fovea", "evaluate")
+    assert evaluated(*composed("method=fovea", named.format(checkpoints), "decode=paper"))[0].decode.tree.nodes == 40
+
+
+def test_without_a_method_the_checkpoint_says_what_it_is(checkpoints):
+    cfg, checkpoint = evaluated(*composed(f"ckpt={checkpoints / 'eagle9'}"))
+    assert (cfg.method, checkpoint) == (None, checkpoints / "eagle9")
+
+
+@pytest.mark.parametrize("choice", ["method=fovea", "drafter=fovea"])
+@pytest.mark.parametrize("file", ["", "/config.json"])
+def test_another_methods_checkpoint_is_refused_by_name(choice, file, checkpoints):
+    with pytest.raises(SettingError, match=r"fovea drafts with a fovea drafter, and .*eagle9.* holds a eagle9 drafter"):
+        evaluated(*composed(choice, f"ckpt={checkpoints}/eagle9{file}"))
+
+
+def test_a_missing_checkpoint_is_asked_for(tmp_path):
+    with pytest.raises(SettingError, match=r"ckpt is not set; give a run folder"):
+        evaluated(*composed("method=fovea"))
+    with pytest.raises(FileNotFoundError, match=rf"no checkpoint of fovea at {tmp_path}/fovea; checkpoints=<folder>"):
+        evaluated(*composed("method=fovea", f"checkpoints={tmp_path}"))
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_there_is_nothing_to_train(name):
+    cfg, _ = composed(f"drafter={name}", name="train")
+    with pytest.raises(
+        SettingError, match=rf"{name} has no weights, so there is nothing to train: python evaluate\.py"
+    ):
+        assemble.start(cfg)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("drafter.max_ngram=0", "drafter: max_ngram is 0"),
+        ("drafter.continuation=whole", "drafter.continuation is 'whole'; choose from: before_tail, in_text, cut"),
+        ("+drafter.ngram=2", r"drafter has no field 'ngram' \(did you mean 'max_ngram'"),
+        ("drafter=lookahead drafter.variant=tree", "drafter.variant is 'tree'; choose from: trie, jacobi"),
+        ("drafter=lookahead drafter.trie.branch_length=0", "drafter.trie: branch_length is 0"),
+        ("drafter=lookahead drafter.jacobi.level=2", "drafter.jacobi: level is 2"),
+    ],
+)
+def test_bad_numbers_are_refused_by_name(override, message):
+    overrides = override.split() if override.startswith("drafter=") else ["drafter=pld", override]
+    with pytest.raises(SettingError, match=message):
+        read_settings(composed(*overrides)[0])
