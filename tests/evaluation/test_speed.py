@@ -107,6 +107,17 @@ def test_transformers_answers_some_prompts_alike(result):
     assert result.figures()[ALL]["speedup_over_transformers"] == pytest.approx(theirs / ours)
 
 
+def test_a_memory_forgets_the_warm_up_and_keeps_what_is_measured(small_target, small_conversations, oracle):
+    class Remembering(KnowingProposer):
+        def forget(self) -> None:
+            self.starts.append("forgot")
+
+    proposer = Remembering(oracle.answers, small_target.spec.vocab_size)
+    evaluate_speed(small_target, proposer, small_conversations[:3], replace(CONFIG, warmup_prompts=2))
+    assert [start == "forgot" for start in proposer.starts] == [False, False, True, False, False, False]
+    assert proposer.starts[3] == proposer.starts[0]
+
+
 @pytest.mark.parametrize("with_transformers", [0, 100])
 def test_each_decoder_goes_first_in_turn(monkeypatch, small_target, small_conversations, oracle, with_transformers):
     order: list[str] = []
