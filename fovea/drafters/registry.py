@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fovea.drafters.base import Drafter, DrafterConfig
+from fovea.drafters.eaglevlm import EagleVlmDrafter
 from fovea.drafters.fovea import FoveaDrafter
+from fovea.drafters.msd import MsdDrafter
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
 
-DRAFTERS: dict[str, type[Drafter]] = {kind.name: kind for kind in (FoveaDrafter,)}
+DRAFTERS: dict[str, type[Drafter]] = {kind.name: kind for kind in (FoveaDrafter, EagleVlmDrafter, MsdDrafter)}
 
 
 def drafter_type(name: str) -> type[Drafter]:

@@ -157,11 +157,12 @@ def decoding_copy(drafter: Drafter, target: HFTarget) -> Drafter:
 def drafting_settings(proposer: NeuralProposer) -> dict[str, Any]:
     """What a report says about a drafter and its tree."""
     drafter, tree = proposer.drafter, proposer.tree
+    retrieval = getattr(drafter.config, "retrieval", None)
     return {
         "drafter_parameters": sum(weight.numel() for weight in drafter.parameters()),
         "tree": asdict(tree),
         "most_tokens_per_round": tree.passes + 1,
-        "retrieval": asdict(drafter.config.retrieval),
+        **({} if retrieval is None else {"retrieval": asdict(retrieval)}),
     }
 
 
