@@ -236,7 +236,8 @@ def test_unknown_names_list_the_choices(override, message):
 
 
 def test_known_names_are_not_complained_about():
-    assert unknown_names(["-m", "drafter.retrieval.rho=0.6,0.8", "model=qwen25vl", "+new.field=1"], "train") == []
+    typed = ["-m", "drafter.retrieval.rho=0.6,0.8", "model=qwen25vl", "+new.field=1", "paths.output_dir=/elsewhere"]
+    assert unknown_names(typed, "train") == []
 
 
 def test_a_path_with_an_equals_sign_is_shown_how_to_be_quoted():

@@ -62,5 +62,5 @@ def _unknown(cfg: DictConfig, key: str) -> str | None:
         if name not in node:
             return f"{walked} has no field '{name}'{choices(name, [str(k) for k in node])}"
         walked = name if node is cfg else f"{walked}.{name}"
-        node = OmegaConf.select(node, name, throw_on_missing=False)
+        node = OmegaConf.select(node, name, throw_on_missing=False, throw_on_resolution_failure=False)
     return None
