@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -44,6 +44,16 @@ class Observer(Protocol):
 
         The loop counts this call as bookkeeping, so it only keeps what it is given: work belongs into ``propose``.
         """
+        ...
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A proposer that has figures of a request to put into its trace."""
+
+    @property
+    def notes(self) -> Mapping[str, float]:
+        """Figures by name, complete behind ``start``; those of several requests add up."""
         ...
 
 

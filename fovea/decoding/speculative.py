@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fovea.decoding.meter import Meter
-from fovea.decoding.proposer import Observer, Proposer
+from fovea.decoding.proposer import Noting, Observer, Proposer
 from fovea.decoding.selection import greedy
 from fovea.decoding.stopping import cut, token_cap
 from fovea.decoding.trace import GenerationTrace, Round
@@ -80,6 +80,8 @@ def generate(
         )
     proposer.commit(torch.tensor(committed, device=target.device), states)
     meter.lap()
+    if isinstance(proposer, Noting):
+        trace.notes = dict(proposer.notes)
 
     trace.total_s, trace.peak_memory_bytes = meter.total_s, meter.peak_memory_bytes
     return trace

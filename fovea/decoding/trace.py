@@ -38,7 +38,7 @@ class GenerationTrace:
     """One answer. ``tokens`` holds the first token (from the prefill) and everything committed by the rounds.
 
     An autoregressive answer has no rounds. ``finish`` is ``eos`` or ``cap``; ``total_s`` includes ``prefill_s``, and
-    ``prefill_s`` includes the vision tower.
+    ``prefill_s`` includes the vision tower. ``notes`` holds what the proposer said about the request, by name.
     """
 
     key: str
@@ -52,6 +52,7 @@ class GenerationTrace:
     total_s: float = 0.0
     rounds: list[Round] = field(default_factory=list)
     peak_memory_bytes: int = 0
+    notes: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, encoded: Encoded, method: str, source: str) -> GenerationTrace:

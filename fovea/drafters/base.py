@@ -12,7 +12,8 @@ tree they are the drafter's own, handed from parent to child. A drafter may keep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -81,6 +82,8 @@ class Context:
         next_position: rotary position of the first token behind the committed text.
         carried: [L, C] what each row hands, beside its state, to the draft nodes behind it; None for most drafters.
         carried_next: [C] the same for the first pair behind the committed text.
+        notes: name -> [P] float figures of the P pictures, on the host, for logs and traces; the same names whatever
+            the pictures. Most drafters have none.
     """
 
     embeds: Tensor
@@ -91,6 +94,7 @@ class Context:
     next_position: int
     carried: Tensor | None = None
     carried_next: Tensor | None = None
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Scored(NamedTuple):

@@ -33,19 +33,12 @@ class NeuralProposer:
         self.memory: VisualMemory | None = None
         #: What the nodes of the last tree retrieved, pass by pass.
         self.evidence: list[Retrieved] = []
+        #: Sums over the pictures of the request, see :class:`fovea.drafters.base.Context`.
+        self.notes: dict[str, float] = {}
 
     @torch.inference_mode()
     def start(self, prefill: Prefill) -> None:
         drafter = self.drafter
-        tree_rows = 1 + self.tree.width * self.tree.passes
-        self.cache = KVCache(
-            drafter.cache_layers,
-            drafter.num_kv_heads,
-            drafter.spec.head_dim,
-            prefill.capacity + tree_rows,
-            dtype=drafter.dtype,
-            device=drafter.device,
-        )
         # A module looks its properties up among parameters; in every pass of every round that adds up.
         self._dtype, self._device = drafter.dtype, drafter.device
         self._token_ids = None if drafter.token_ids is None else drafter.token_ids.cpu().numpy()
@@ -55,10 +48,21 @@ class NeuralProposer:
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self.memory = drafter.remember(prefill.visual)
         context = drafter.context(prefill)
+        self.notes = {name: figures.sum().item() for name, figures in context.notes.items()}
         self._next_position, self._carried = context.next_position, None
         if context.carried_next is not None:
             self._carried = context.carried_next.expand(1, 1, -1)
         rows = len(context.embeds)
+        left_out = len(prefill.ids) - 1 - rows
+        tree_rows = 1 + self.tree.width * self.tree.passes
+        self.cache = KVCache(
+            drafter.cache_layers,
+            drafter.num_kv_heads,
+            drafter.spec.head_dim,
+            prefill.capacity - left_out + tree_rows,
+            dtype=drafter.dtype,
+            device=drafter.device,
+        )
         if rows:
             drafter(
                 context.embeds[None],

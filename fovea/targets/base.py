@@ -136,6 +136,7 @@ class Prefill:
         visual: [N, D] projected visual tokens of all images, in prompt order; N = 0 for text.
         is_visual: [T] bool.
         capacity: tokens that the request may reach, prompt and pending draft tokens included.
+        answer_mask: [T] bool, tokens of answers that the prompt holds; None if it holds none.
     """
 
     ids: Tensor
@@ -145,6 +146,7 @@ class Prefill:
     visual: Tensor
     is_visual: Tensor
     capacity: int
+    answer_mask: Tensor | None = None
 
 
 class Target(Protocol):

@@ -152,7 +152,8 @@ class HFTarget:
         cache.advance(tokens)
         cache.keep(range(tokens))
         state = TargetState(cache=cache, rope_delta=encoded.next_position - tokens, axes=spec.rope.axes)
-        return state, Prefill(ids, positions, embeds, hidden, visual, is_visual, capacity)
+        answer_mask = encoded.answer_mask.to(device)
+        return state, Prefill(ids, positions, embeds, hidden, visual, is_visual, capacity, answer_mask)
 
     @torch.no_grad()
     def extend(self, state: TargetState, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:

@@ -118,6 +118,8 @@ class DrafterModule(L.LightningModule):
         self._window.add(sums, unrolled.step)
         if unrolled.retrieval.numel():
             self.log("train/retrieval_k", unrolled.retrieval[:, 0].float().mean())
+        for name, figures in unrolled.notes.items():
+            self.log(f"train/{name}", figures.mean())
         if self.trainer.world_size == 1 and unrolled.anchors:
             return sums.loss_sum
         return sums.loss_sum + self._touch_all()

@@ -12,6 +12,7 @@ and the token t + s + 1 that follows from it. It is supervised if that token bel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,6 +43,7 @@ class Unrolled:
         retrieval: [M, 2] int64 (K, min(K_raw, K_max)) of the rows that retrieved.
         anchors: anchors unrolled.
         anchors_found: anchors in the batch; more than ``anchors`` if ``max_anchors`` cut them.
+        notes: name -> [P] figures of the pictures in the contexts, see :class:`fovea.drafters.base.Context`.
     """
 
     h_hat: Tensor
@@ -55,6 +57,7 @@ class Unrolled:
     retrieval: Tensor
     anchors: int
     anchors_found: int
+    notes: Mapping[str, Tensor]
 
 
 def unroll(
@@ -104,6 +107,7 @@ class _Chains:
     ) -> None:
         self.drafter, self.anchors, self.device = drafter, anchors, batch.ids.device
         self.retrieval: list[Tensor] = []
+        self.notes: dict[str, Tensor] = {}
         if not anchors.count:
             return
         self.ids = batch.ids
@@ -148,6 +152,8 @@ class _Chains:
         self.positions = side_by_side([context.positions.T for context in contexts]).permute(2, 0, 1)
         carried = [context.carried for context in contexts if context.carried is not None]
         self.carried = side_by_side(carried) if carried else None
+        noted = [context.notes for context in contexts if context.notes]
+        self.notes = {name: torch.cat([notes[name] for notes in noted]) for name in noted[0]} if noted else {}
 
     def step(self, number: int) -> _Step:
         """Runs step ``number``; steps come in order."""
@@ -258,6 +264,7 @@ def committed_text(
         visual=visual,
         is_visual=is_visual,
         capacity=tokens,
+        answer_mask=batch.answer_mask[sample, :tokens],
     )
 
 
@@ -295,4 +302,5 @@ def _gather(batch: TeacherBatch, anchors: Anchors, found: list[_Step], chains: _
         else torch.zeros(0, 2, dtype=torch.int64, device=device),
         anchors=anchors.count,
         anchors_found=anchors.found,
+        notes=chains.notes,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from fovea.visual.pictures import pictures
 
 VisualPrefix = Literal["full", "topk", "none"]
 
@@ -28,10 +29,9 @@ def kept_in_prefix(visual: Tensor, is_visual: Tensor, prefix: VisualPrefix, rati
     kept = ~is_visual if prefix != "full" else torch.ones_like(is_visual)
     if prefix != "topk":
         return kept
-    places = is_visual.nonzero()[:, 0]
     norms = visual.float().norm(dim=-1)
-    starts = [0, *((places.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(places)]
-    for start, end in pairwise(starts):
-        order = norms[start:end].sort(descending=True, stable=True).indices
-        kept[places[start + order[: math.ceil(ratio * (end - start))]]] = True
+    for start, end in pictures(is_visual):
+        own, norms = norms.split((end - start, len(norms) - (end - start)))
+        order = own.sort(descending=True, stable=True).indices
+        kept[start + order[: math.ceil(ratio * (end - start))]] = True
     return kept
