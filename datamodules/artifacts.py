@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,9 +12,10 @@ from typing import cast
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 
 from datamodules.conversations import ConversationSource
+from datamodules.curriculum import Curriculum, CurriculumSampler, pictured
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
@@ -43,6 +44,7 @@ class LoaderConfig:
         val_fraction: share of the training artifacts that is kept for validation if there are no others for it.
         seed: of shuffling and of that choice.
         shuffle_buffer: samples among which the next one is drawn when streaming.
+        curriculum: how the share of pictures rises over the training; None takes the samples as they are.
     """
 
     batch_size: int = 4
@@ -50,6 +52,7 @@ class LoaderConfig:
     val_fraction: float = 0.05
     seed: int = 0
     shuffle_buffer: int = 256
+    curriculum: Curriculum | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -76,6 +79,7 @@ class ArtifactDataModule(L.LightningDataModule):
         train: conversations, or the folder or URL of finished artifacts (see ``fovea.artifacts.streaming``).
         val: the same for validation; None takes ``loader.val_fraction`` of local training artifacts, chosen so that no
             picture is on both sides.
+        texts: more to train on under a curriculum: conversations without pictures, or local artifacts of some.
         root: folder for exported artifacts, and for copies of streamed shards.
         folder: a fixed folder for the training artifacts; refused if it holds others.
     """
@@ -88,6 +92,7 @@ class ArtifactDataModule(L.LightningDataModule):
         load_target: Callable[[], Target],
         train: ConversationSource | str | Path,
         val: ConversationSource | str | Path | None = None,
+        texts: ConversationSource | str | Path | None = None,
         root: Path,
         folder: Path | None = None,
         loader: LoaderConfig | None = None,
@@ -96,6 +101,8 @@ class ArtifactDataModule(L.LightningDataModule):
         super().__init__()
         self.checkpoint, self.export_config, self._load_target = Path(checkpoint), export, load_target
         self.train_source, self.val_source = train, val
+        curriculum = loader.curriculum if loader else None
+        self.text_source = texts if curriculum else None
         self.root, self.folder, self.loader, self.progress = Path(root), folder, loader or LoaderConfig(), progress
         self.train_artifacts: IndexedArtifacts | None = None
         self._train: Dataset[TeacherSample] | StreamedArtifacts | None = None
@@ -107,7 +114,7 @@ class ArtifactDataModule(L.LightningDataModule):
         Raises:
             FingerprintMismatchError: if ``folder`` holds artifacts of another target, data set or configuration.
         """
-        for source in (self.train_source, self.val_source):
+        for source in (self.train_source, self.val_source, self.text_source):
             if isinstance(source, ConversationSource):
                 folder, fingerprint = self.folder_of(source), self._fingerprint(source)
                 if (folder / MANIFEST).is_file():
@@ -128,6 +135,11 @@ class ArtifactDataModule(L.LightningDataModule):
         elif self.train_artifacts is not None and self.loader.val_fraction:
             train, val = split_by_picture(self.train_artifacts.entries, self.loader.val_fraction, self.loader.seed)
             self._train, self._val = Subset(self.train_artifacts, train), Subset(self.train_artifacts, val)
+        if self.loader.curriculum is not None:
+            parts = [self._train] + ([self._open(self.text_source)] if self.text_source else [])
+            self._pictured = pictured(parts)
+            self._epoch_length = len(cast(Sized, self._train))
+            self._train = ConcatDataset(cast(list[Dataset[TeacherSample]], parts))
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of the epoch that the trainer is in."""
@@ -188,8 +200,19 @@ class ArtifactDataModule(L.LightningDataModule):
         if isinstance(data, StreamedArtifacts):
             return _StreamLoader(data, self._epoch, batch_size=None, num_workers=data.num_workers, pin_memory=pin)
         world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        # Also on one rank: Lightning tells this sampler the epoch, and its order depends on seed and epoch alone.
-        sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
+        if shuffle and self.loader.curriculum is not None:
+            sampler = CurriculumSampler(
+                self._pictured,
+                self._epoch_length,
+                self.loader.curriculum,
+                self._epochs,
+                num_replicas=world_size,
+                rank=rank,
+                seed=self.loader.seed,
+            )
+        else:
+            # Also on one rank: Lightning tells this sampler the epoch, and its order depends on seed and epoch alone.
+            sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
         return DataLoader(
             data,
             batch_size=self.loader.batch_size,
@@ -198,6 +221,22 @@ class ArtifactDataModule(L.LightningDataModule):
             collate_fn=TeacherBatch.collate,
             pin_memory=pin,
         )
+
+    def _epochs(self) -> float:
+        """Epochs of the whole training.
+
+        Raises:
+            ArtifactError: nothing ends it.
+        """
+        assert self.trainer is not None, "a curriculum is part of a training"
+        epochs = self.trainer.max_epochs or -1
+        ends = [float(epochs)] if epochs > 0 else []
+        if self.trainer.max_steps > 0:
+            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+            ends.append(batches * self.loader.batch_size * self.trainer.world_size / self._epoch_length)
+        if not ends:
+            raise ArtifactError("a curriculum ends with the training: set trainer.max_epochs or trainer.max_steps")
+        return min(ends)
 
     def _epoch(self) -> int:
         return self.trainer.current_epoch if self.trainer else 0

@@ -7,6 +7,7 @@ import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -58,22 +59,25 @@ class TinyConversations(ConversationSource):
         split: "train" or "heldout"; the two share no picture.
         count: conversations.
         seed: of the drawing.
+        shown: false asks the questions without showing the pictures.
 
     Raises:
         SourceError: for another split or no conversation.
     """
 
-    def __init__(self, split: Literal["train", "heldout"], count: int, seed: int = 0):
+    def __init__(self, split: Literal["train", "heldout"], count: int, seed: int = 0, shown: bool = True):
         if split not in ("train", "heldout"):
             raise SourceError(f"split is {split!r}; choose from: train, heldout")
         if count < 1:
             raise SourceError(f"count must be at least 1, got {count}")
         self._arguments = (split, count, seed)
+        self.shown = shown
 
     def _read(self) -> list[Conversation]:
         from fovea.targets.tiny.families import conversations
 
-        return list(conversations(*self._arguments))
+        read = conversations(*self._arguments)
+        return read if self.shown else [_unseen(conversation) for conversation in read]
 
     def digest(self) -> str:
         """Changes with the arguments and with the code that draws."""
@@ -83,7 +87,7 @@ class TinyConversations(ConversationSource):
         return _hash(f"{self}", *code)
 
     def __str__(self) -> str:
-        return f"TinyConversations{self._arguments}"
+        return f"TinyConversations{self._arguments}{'' if self.shown else ' without pictures'}"
 
 
 class JsonlConversations(ConversationSource):
@@ -190,6 +194,16 @@ class MMSpecConversations(ConversationSource):
 
     def __str__(self) -> str:
         return str(self.path)
+
+
+def _unseen(conversation: Conversation) -> Conversation:
+    """``conversation`` without its pictures."""
+
+    def texts(content: Any) -> Any:
+        return content if isinstance(content, str) else [part for part in content if part["type"] == "text"]
+
+    messages = [{**message, "content": texts(message["content"])} for message in conversation.messages]
+    return replace(conversation, key=f"{conversation.key}-unseen", messages=messages, images=())
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

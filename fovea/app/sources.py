@@ -23,6 +23,8 @@ def require_sources(cfg: DictConfig, settings: Settings) -> None:
         used.append("benchmark.conversations")
     for where in used:
         source(cfg, where)
+    if cfg.task == "train":
+        _texts(cfg, settings)
 
 
 def make_datamodule(
@@ -35,10 +37,21 @@ def make_datamodule(
         load_target=load_target,
         train=source(cfg, "data.train"),
         val=source(cfg, "data.val"),
+        **_texts(cfg, settings),
         root=Path(cfg.data.root).expanduser(),
         folder=Path(cfg.data.folder).expanduser() if cfg.data.folder else None,
         loader=settings.loader,
     )
+
+
+def _texts(cfg: DictConfig, settings: Settings) -> dict[str, Any]:
+    """The conversations without pictures that a curriculum adds; nothing where there is none, or no file is named."""
+    node = cfg.data.get("texts")
+    if getattr(settings.loader, "curriculum", None) is None or node is None:
+        return {}
+    if isinstance(node, DictConfig) and node.get("path", "") is None:
+        return {}
+    return {"texts": source(cfg, "data.texts")}
 
 
 def prompts(cfg: DictConfig) -> Sequence[Conversation]:

@@ -1,0 +1,117 @@
+"""A curriculum over the share of pictures: the order of samples as a function of seed, epoch and place alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler, Subset
+
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.manifest import SampleEntry
+from fovea.artifacts.reading import IndexedArtifacts
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Texts first, then ever more pictures (MSD, section 3.3).
+
+    Attributes:
+        text_share: share of the training, in [0, 1), that learns from samples without a picture alone. In the rest the
+            probability that the next sample has one rises linearly from 0 to 1.
+    """
+
+    text_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.text_share < 1:
+            raise ValueError(f"curriculum.text_share is {self.text_share}; a share lies in [0, 1)")
+
+    def picture_share(self, progress: Tensor) -> Tensor:
+        """Probability that a sample has a picture when a share ``progress`` of the training is done."""
+        return ((progress - self.text_share) / (1 - self.text_share)).clamp(0, 1)
+
+
+class CurriculumSampler(DistributedSampler[int]):
+    """Numbers of the samples of an epoch, evenly for all ranks.
+
+    Samples with and without a picture are each taken in random order, again from the start when all have been taken. An
+    epoch can be run again, or begun in another process, and is the same.
+
+    Args:
+        pictured: per sample, whether it has a picture; there must be some of both kinds.
+        length: samples of an epoch, over all ranks; rounded up to the same number for each.
+        curriculum: when which kind is taken.
+        epochs: epochs of the whole training; asked when an epoch begins.
+        num_replicas: ranks.
+        rank: of this process.
+        seed: of the orders and of the choice of the kind.
+    """
+
+    def __init__(
+        self,
+        pictured: Sequence[bool],
+        length: int,
+        curriculum: Curriculum,
+        epochs: Callable[[], float],
+        *,
+        num_replicas: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(range(length), num_replicas, rank, seed=seed)  # pyright: ignore[reportArgumentType]
+        kinds = torch.tensor(pictured, dtype=torch.bool)
+        self._texts, self._pictures = (~kinds).nonzero()[:, 0], kinds.nonzero()[:, 0]
+        self._curriculum, self._epochs = curriculum, epochs
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order()[self.rank :: self.num_replicas].tolist())
+
+    def _order(self) -> Tensor:
+        """[total_size] the samples of the epoch, over all ranks."""
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        progress = (self.epoch + torch.arange(self.total_size) / self.total_size) / self._epochs()
+        chosen = torch.rand(self.total_size, generator=draw) < self._curriculum.picture_share(progress)
+        order = torch.empty(self.total_size, dtype=torch.int64)
+        for places, samples in ((chosen, self._pictures), (~chosen, self._texts)):
+            order[places] = _shuffled(samples, int(places.sum()), draw)
+        return order
+
+
+def pictured(parts: Sequence[Any]) -> list[bool]:
+    """Per sample of the artifacts ``parts``, one after the other, whether it has a picture.
+
+    Raises:
+        ArtifactError: all have one, or none has, or artifacts are streamed.
+    """
+    kinds = [entry.visual > 0 for part in parts for entry in _entries(part)]
+    if len(set(kinds)) < 2:
+        missing, remedy = ("without", "data.texts") if all(kinds) else ("with", "data.train")
+        raise ArtifactError(
+            "a curriculum goes from conversations without pictures to those with some, and there is none "
+            f"{missing} a picture: name some in {remedy}, or set data.loader.curriculum=null"
+        )
+    return kinds
+
+
+def _entries(part: Any) -> list[SampleEntry]:
+    """What the manifest says of the samples of ``part``."""
+    if isinstance(part, Subset):
+        whole = _entries(part.dataset)
+        return [whole[number] for number in part.indices]
+    if not isinstance(part, IndexedArtifacts):
+        raise ArtifactError(
+            "a curriculum takes samples by number, so it needs local artifacts: copy the shards, or set "
+            "data.loader.curriculum=null"
+        )
+    return part.entries
+
+
+def _shuffled(samples: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """``count`` of ``samples`` in random order: each once before any comes again."""
+    rounds = -(-count // len(samples))
+    orders = [torch.randperm(len(samples), generator=draw) for _ in range(rounds)]
+    return samples[torch.cat(orders)[:count]] if orders else samples[:0]
