@@ -19,7 +19,7 @@ from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings
 from fovea.app.typed import SettingError
 from fovea.drafters.base import Drafter
-from fovea.drafters.checkpoint import Teaching, load_drafter
+from fovea.drafters.checkpoint import Teaching, adopt_weights, load_drafter
 from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import CONFIGS, TrainingFree
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
@@ -56,6 +56,7 @@ def start(cfg: DictConfig) -> Job:
         raise SettingError(f"{name} has no weights, so there is nothing to train: python evaluate.py drafter={name}")
     targets.require_target(cfg.model)
     sources.require_sources(cfg, settings)
+    runs.initial_drafter(cfg)
     folder = Path(cfg.paths.output_dir)
     runs.record_settings(folder, cfg)
     return Job(cfg, settings, device_of(cfg.trainer.accelerator), folder)
@@ -85,16 +86,25 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
 
 
 def make_module(job: Job, target: Path) -> DrafterModule:
-    """An untrained drafter for the target, and how it is trained; of the target only the head is loaded."""
+    """A drafter for the target, untrained or with the weights of ``init_from``, and how it is trained.
+
+    Of the target only the head is loaded.
+
+    Raises:
+        CheckpointError: ``init_from`` belongs to another drafter or target.
+    """
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
     drafter = build_drafter(job.cfg.drafter.name, load_spec(target), job.settings.drafter, head)
+    fingerprint = weights_fingerprint(target)
+    if (source := runs.initial_drafter(job.cfg)) is not None:
+        adopt_weights(drafter, source, fingerprint)
     return DrafterModule(
         drafter,
         job.settings.objective,
         instantiate(job.cfg.optimizer),
         instantiate(job.cfg.scheduler) if "_target_" in job.cfg.scheduler else None,
         job.settings.unroll,
-        Teaching(job.settings.export.mid_layers, weights_fingerprint(target)),
+        Teaching(job.settings.export.mid_layers, fingerprint),
     )
 
 

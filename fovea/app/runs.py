@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.inherit import CommandLine, inherit
 from fovea.app.typed import SettingError
-from fovea.drafters.checkpoint import CONFIG_FILE
+from fovea.drafters.checkpoint import CONFIG_FILE, require_drafter
 from fovea.drafters.training_free import CONFIGS
 
 #: Where a run keeps what ``resume=`` continues from, and the drafter that ``ckpt=`` loads.
@@ -19,7 +19,7 @@ DRAFTER = Path("drafter")
 #: The configuration of a run with its interpolations, where Hydra puts it, and the same for readers, resolved.
 CONFIG, RESOLVED_CONFIG = Path(".hydra") / "config.yaml", Path("config.yaml")
 #: What always belongs to the new run.
-OWN = ("task", "resume", "paths", "ckpt", "method", "checkpoints")
+OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints")
 
 
 def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | None]:
@@ -30,11 +30,30 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     """
     if cfg.resume is None:
         return cfg, None
+    if cfg.init_from is not None:
+        raise SettingError("init_from starts a new training and resume continues one; give one of them")
     run = Path(cfg.resume).expanduser()
     merged = inherit(cfg, saved_config(run), typed, [str(node) for node in cfg if node not in OWN])
     if not (run / LAST_CHECKPOINT).is_file():
         raise SettingError(f"{run} ended before its first checkpoint, {LAST_CHECKPOINT} is missing; start it anew")
     return merged, run / LAST_CHECKPOINT
+
+
+def initial_drafter(cfg: DictConfig) -> Path | None:
+    """Folder of the drafter whose weights the training starts from; None if it starts from nothing.
+
+    Raises:
+        FileNotFoundError: there is none at ``cfg.init_from``.
+        CheckpointError: it is another drafter's.
+    """
+    if cfg.init_from is None:
+        return None
+    source = Path(cfg.init_from).expanduser()
+    if source.suffix == ".ckpt":
+        raise SettingError(f"{source} resumes a training; init_from takes the run folder or its exported drafter")
+    folder = source / DRAFTER if (source / CONFIG).is_file() else source
+    require_drafter(folder, cfg.drafter.name)
+    return folder
 
 
 def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | None]:

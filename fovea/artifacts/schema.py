@@ -4,7 +4,8 @@ Legend: ``T`` tokens, ``A`` rotary axes, ``N`` visual tokens, ``R`` supervised p
 
 Tensors of the safetensors member: ``ids`` [T] and ``positions`` [A, T] int32, ``answer_mask`` and ``is_visual`` [T]
 bool, and the states ``last`` [T, D], ``mid`` [R, D], ``visual`` [N, D] in the dtype of the export. For fp8 (e4m3) each
-row of a state is divided by its largest magnitude over 448, kept as ``<state>.scale`` [rows, 1] float32.
+row of a state is divided by its largest magnitude over 448, kept as ``<state>.scale`` [rows, 1] float32. Artifacts of
+older versions have no ``importance`` [N] float32 of the visual tokens.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def check_sample(sample: TeacherSample) -> None:
         "mid": (sample.mid.shape[0], int(supervised_positions(sample.answer_mask).sum())),
         "visual": (sample.visual.shape[0], int(sample.is_visual.sum())),
     }
+    if sample.importance is not None:
+        lengths["importance"] = (sample.importance.shape[0], sample.visual.shape[0])
     wrong = [f"{name} has {found} rows instead of {want}" for name, (found, want) in lengths.items() if found != want]
     if wrong:
         raise ArtifactError(f"sample '{sample.key}' of {tokens} tokens does not fit together: {', '.join(wrong)}")
@@ -86,6 +89,8 @@ def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -
         "answer_mask": sample.answer_mask.cpu(),
         "is_visual": sample.is_visual.cpu(),
     }
+    if sample.importance is not None:
+        tensors["importance"] = sample.importance.to("cpu", torch.float32)
     for name in _STATES:
         tensors |= _store_states(getattr(sample, name).cpu(), name, sample.key, dtype)
     # Cloned: older safetensors refuse views that share a storage, as the states of one forward pass may.
@@ -142,6 +147,7 @@ def decode_sample(meta: bytes, data: Tensor) -> tuple[TeacherSample, SampleMeta]
             mid=_load_states(tensors, "mid"),
             visual=_load_states(tensors, "visual"),
             grids=_pairs(about["grids"]),
+            importance=tensors.get("importance"),
         )
     except KeyError as error:
         raise ArtifactError(

@@ -82,11 +82,7 @@ def load_drafter(
         FileNotFoundError: there is no checkpoint.
         CheckpointError: it belongs to another target, or its weights do not fit its config.
     """
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"no drafter checkpoint at {source}: {folder / name} is missing")
-    record = json.loads((folder / CONFIG_FILE).read_text())
+    folder, record = _open(source)
     _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), spec)
     _refuse_other_teaching(folder, teaching_of(folder), teaching or Teaching())
     kind = drafter_type(record["drafter"])
@@ -96,11 +92,54 @@ def load_drafter(
     return drafter.eval()
 
 
+def require_drafter(source: Path | str, name: str) -> None:
+    """Refuses a ``source`` that is not a checkpoint of the drafter called ``name``, without its target at hand.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: it is another drafter's.
+    """
+    folder, record = _open(source)
+    if record["drafter"] != name:
+        raise CheckpointError(
+            f"the drafter in {folder} is a {record['drafter']!r} and not a {name!r}; choose "
+            f"drafter={record['drafter']}, or another checkpoint"
+        )
+
+
+def adopt_weights(drafter: Drafter, source: Path | str, target_fingerprint: str = "") -> None:
+    """Gives ``drafter`` the weights of the one in ``source``; settings that leave their shapes alone may differ.
+
+    Args:
+        drafter: of the same kind, beside the same target.
+        source: the folder, or a file in it.
+        target_fingerprint: of the target's weights; empty is not compared.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: it is another drafter's or belongs to another target, or its weights do not fit.
+    """
+    require_drafter(source, drafter.name)
+    folder, record = _open(source)
+    _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), drafter.spec)
+    _refuse_other_teaching(folder, teaching_of(folder), Teaching(target_fingerprint=target_fingerprint))
+    _load_weights(drafter, folder / WEIGHTS_FILE)
+
+
 def teaching_of(source: Path | str) -> Teaching:
     """What the drafter at ``source`` learned from."""
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     teaching = json.loads((folder / CONFIG_FILE).read_text())["teaching"]
     return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"])
+
+
+def _open(source: Path | str) -> tuple[Path, dict[str, Any]]:
+    """Folder and record of the checkpoint at ``source``."""
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"no drafter checkpoint at {source}: {folder / name} is missing")
+    return folder, json.loads((folder / CONFIG_FILE).read_text())
 
 
 def _load_weights(drafter: Drafter, path: Path) -> None:
@@ -116,7 +155,7 @@ def _load_weights(drafter: Drafter, path: Path) -> None:
     }
     found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names)
     if found:
-        raise CheckpointError(f"{path} does not fit its config or the overrides given. Weights {found}")
+        raise CheckpointError(f"{path} does not fit its config or the settings given. Weights {found}")
     drafter.load_state_dict(stored)
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from fovea.drafters.base import Drafter, DrafterConfig
+from fovea.drafters.dream import DreamDrafter
 from fovea.drafters.eaglevlm import EagleVlmDrafter
 from fovea.drafters.fovea import FoveaDrafter
 from fovea.drafters.msd import MsdDrafter
+from fovea.drafters.vispec import ViSpecDrafter
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
 
-DRAFTERS: dict[str, type[Drafter]] = {kind.name: kind for kind in (FoveaDrafter, EagleVlmDrafter, MsdDrafter)}
+_KINDS: tuple[type[Drafter], ...] = (
+    FoveaDrafter,
+    EagleVlmDrafter,
+    MsdDrafter,
+    DreamDrafter,
+    ViSpecDrafter,
+)
+DRAFTERS: dict[str, type[Drafter]] = {kind.name: kind for kind in _KINDS}
 
 
 def drafter_type(name: str) -> type[Drafter]:

@@ -9,7 +9,7 @@ between calls, so requests may interleave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -137,6 +137,9 @@ class Prefill:
         is_visual: [T] bool.
         capacity: tokens that the request may reach, prompt and pending draft tokens included.
         answer_mask: [T] bool, tokens of answers that the prompt holds; None if it holds none.
+        importance: gives [N] float32, how much the target attends to each visual token, see
+            :func:`fovea.targets.importance.visual_importance`; computed when it is asked for. None where it is not
+            known.
     """
 
     ids: Tensor
@@ -147,6 +150,7 @@ class Prefill:
     is_visual: Tensor
     capacity: int
     answer_mask: Tensor | None = None
+    importance: Callable[[], Tensor] | None = None
 
 
 class Target(Protocol):

@@ -21,15 +21,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel
 
 from fovea.targets.answers import answer_greedily
+from fovea.targets.attention import AttentionProbe
 from fovea.targets.base import Encoded, Prefill, TargetSpec, TargetState
 from fovea.targets.conversation import Conversation
 from fovea.targets.encoding import Grid, ReadImages, encode
 from fovea.targets.head import TargetHead
+from fovea.targets.importance import ImportanceProbe
 from fovea.targets.kv_cache import KVCache
 from fovea.targets.mid_states import MidSide, MidStateSelector
 from fovea.targets.prompting import ChatPrompt
 from fovea.targets.spec import decoder_spec
-from fovea.targets.teacher_batch import TeacherSample
+from fovea.targets.teacher_batch import TeacherSample, supervised_positions
 from fovea.targets.teaching import teach
 
 
@@ -148,12 +150,14 @@ class HFTarget:
         ids, positions, is_visual = encoded.ids.to(device), encoded.positions.to(device), encoded.is_visual.to(device)
         visual = self.read_visual([encoded])
         embeds = self.merge(ids, is_visual, visual)
-        hidden = self.run_layers(embeds[None], positions[:, None], None, cache=_LayerCache(cache))[0]
+        answer_mask = encoded.answer_mask.to(device)
+        probe = ImportanceProbe(is_visual[None], supervised_positions(answer_mask)[None], [tokens])
+        hidden = self.run_layers(embeds[None], positions[:, None], None, cache=_LayerCache(cache), last_probe=probe)[0]
         cache.advance(tokens)
         cache.keep(range(tokens))
         state = TargetState(cache=cache, rope_delta=encoded.next_position - tokens, axes=spec.rope.axes)
-        answer_mask = encoded.answer_mask.to(device)
-        return state, Prefill(ids, positions, embeds, hidden, visual, is_visual, capacity, answer_mask)
+        prefill = Prefill(ids, positions, embeds, hidden, visual, is_visual, capacity, answer_mask, probe.importance)
+        return state, prefill
 
     @torch.no_grad()
     def extend(self, state: TargetState, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:
@@ -209,21 +213,25 @@ class HFTarget:
         *,
         cache: Cache | None = None,
         selector: MidStateSelector | None = None,
+        last_probe: AttentionProbe | None = None,
     ) -> Tensor:
         """States f [B, T, D] of embeddings [B, T, D].
 
         ``mask`` is additive, [B or 1, 1, T, rows]; None is causal for an empty cache, and all rows for a single token.
+        ``last_probe`` sees the attention of the last layer.
         """
         text = self._text
         rotary = text.rotary_emb(hidden_BTD, positions_ABT if self.spec.rope.mrope_section else positions_ABT[0])
         shared = {"attention_mask": mask, "position_embeddings": rotary, self._cache_argument: cache}
         for number, layer in enumerate(text.layers, 1):
-            if selector is None or number not in selector.layers:
-                hidden_BTD = layer(hidden_BTD, **shared)
-            else:
-                before_BTD = hidden_BTD
-                hidden_BTD = layer(before_BTD, attention_probe=selector.attention_probe, **shared)
-                selector.after_layer(before_BTD, hidden_BTD)
+            watcher = selector if selector is not None and number in selector.layers else None
+            probes: list[AttentionProbe] = [] if watcher is None else [watcher.attention_probe]
+            if last_probe is not None and number == len(text.layers):
+                probes.append(last_probe)
+            before_BTD = hidden_BTD
+            hidden_BTD = layer(before_BTD, **shared, **({"attention_probe": _all_of(probes)} if probes else {}))
+            if watcher is not None:
+                watcher.after_layer(before_BTD, hidden_BTD)
         return text.norm(hidden_BTD)
 
     def read_visual(self, batch: Sequence[Encoded]) -> Tensor:
@@ -260,6 +268,16 @@ class HFTarget:
         mask = torch.zeros(1, 1, new, past + new, dtype=self.dtype, device=self.device)
         mask[..., past:].masked_fill_(~tree_mask, torch.finfo(self.dtype).min)
         return mask
+
+
+def _all_of(probes: Sequence[AttentionProbe]) -> AttentionProbe:
+    """A probe that shows what it sees to each of ``probes``."""
+
+    def show(query: Tensor, key: Tensor, scale: float) -> None:
+        for probe in probes:
+            probe(query, key, scale)
+
+    return show
 
 
 def joined_vision(batch: Sequence[Encoded]) -> dict[str, Tensor]:

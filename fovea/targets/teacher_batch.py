@@ -35,6 +35,8 @@ class TeacherSample:
         mid: [R, D] mid states at the supervised positions, in order.
         visual: [N, D] projected visual tokens in prompt order.
         grids: rows and columns of each grid of visual tokens, in the order of the prompt.
+        importance: [N] float32, how much the target attends to each visual token, see
+            :func:`fovea.targets.importance.visual_importance`; None where it is not known.
     """
 
     key: str
@@ -46,6 +48,7 @@ class TeacherSample:
     mid: Tensor
     visual: Tensor
     grids: tuple[tuple[int, int], ...] = ()
+    importance: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class TeacherBatch:
         mid: [R, D] mid states at ``supervised_positions(answer_mask)``, sample by sample.
         visual: [B, N, D] visual tokens, zero where padded.
         visual_valid: [B, N] bool.
+        importance: [B, N] float32 of the visual tokens, zero where padded; None if that of any sample is not known.
     """
 
     keys: tuple[str, ...]
@@ -75,14 +79,15 @@ class TeacherBatch:
     mid: Tensor
     visual: Tensor
     visual_valid: Tensor
+    importance: Tensor | None = None
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TeacherBatch:
-        """The batch on ``device``; floating tensors cast to ``dtype`` if one is given."""
+        """The batch on ``device``; states are cast to ``dtype`` if one is given, an order by importance stays exact."""
         moved = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
-                cast = dtype if value.is_floating_point() else None
+                cast = dtype if value.is_floating_point() and item.name != "importance" else None
                 moved[item.name] = value.to(device=device, dtype=cast, non_blocking=True)
         return replace(self, **moved)
 
@@ -103,6 +108,7 @@ class TeacherBatch:
             mid=torch.cat([s.mid for s in samples]),
             visual=first.visual.new_zeros(batch, entries, first.last.shape[1]),
             visual_valid=torch.zeros(batch, entries, dtype=torch.bool),
+            importance=_padded_importance(samples, entries),
         )
         for row, sample in enumerate(samples):
             tokens, seen = sample.ids.shape[0], sample.visual.shape[0]
@@ -115,3 +121,14 @@ class TeacherBatch:
             out.visual[row, :seen] = sample.visual
             out.visual_valid[row, :seen] = True
         return out
+
+
+def _padded_importance(samples: Sequence[TeacherSample], entries: int) -> Tensor | None:
+    """[B, ``entries``]; None if a sample's is not known."""
+    out = torch.zeros(len(samples), entries)
+    for row, sample in enumerate(samples):
+        if sample.importance is not None:
+            out[row, : len(sample.importance)] = sample.importance
+        elif len(sample.visual):
+            return None
+    return out

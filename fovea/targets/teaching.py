@@ -1,4 +1,5 @@
-"""What a target teaches a drafter: its last states, mid states and visual tokens over complete conversations."""
+"""What a target teaches a drafter: its last states, mid states and visual tokens over complete
+conversations."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fovea.targets.base import Encoded
+from fovea.targets.importance import ImportanceProbe
 from fovea.targets.mid_states import MidSide, MidStateSelector, check_mid_layers
 from fovea.targets.padding import pad
 from fovea.targets.teacher_batch import TeacherSample
@@ -28,8 +30,9 @@ def teach(
     padded = pad(batch, "right", target.device)
     visual_ND = target.read_visual(batch)
     selector = MidStateSelector(padded.supervised, mid_layers, mid_side)
+    probe = ImportanceProbe(padded.is_visual, padded.supervised, [len(encoded.ids) for encoded in batch])
     embeds_BTD = target.merge(padded.ids, padded.is_visual, visual_ND)
-    last_BTD = target.run_layers(embeds_BTD, padded.positions, None, selector=selector)
+    last_BTD = target.run_layers(embeds_BTD, padded.positions, None, selector=selector, last_probe=probe)
     mids = selector.states().split(padded.supervised.sum(1).tolist())
     visuals = visual_ND.split(padded.is_visual.sum(1).tolist())
     return [
@@ -43,6 +46,7 @@ def teach(
             mid=mid.clone(),
             visual=visual.clone(),
             grids=encoded.grids,
+            importance=probe.importance(row),
         )
         for row, (encoded, mid, visual) in enumerate(zip(batch, mids, visuals, strict=True))
     ]

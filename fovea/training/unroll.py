@@ -256,6 +256,7 @@ def committed_text(
     visual = visual[: int(is_visual.sum())]
     embeds = drafter.embed(batch.ids[sample, :tokens])
     embeds[is_visual] = visual.to(embeds.dtype)
+    importance = None if batch.importance is None else batch.importance[sample, : len(visual)]
     return Prefill(
         ids=batch.ids[sample, :tokens],
         positions=batch.positions[sample, :, :tokens],
@@ -265,6 +266,7 @@ def committed_text(
         is_visual=is_visual,
         capacity=tokens,
         answer_mask=batch.answer_mask[sample, :tokens],
+        importance=None if importance is None else lambda: importance,
     )
 
 

@@ -35,3 +35,22 @@ def kept_in_prefix(visual: Tensor, is_visual: Tensor, prefix: VisualPrefix, rati
         order = own.sort(descending=True, stable=True).indices
         kept[start + order[: math.ceil(ratio * (end - start))]] = True
     return kept
+
+
+def most_important(importance: Tensor, is_visual: Tensor, share: float) -> Tensor:
+    """[T] bool over tokens: those outside pictures, and of each picture the most important visual tokens (DREAM).
+
+    Of a picture's n tokens floor(share n) stay, at least one (equal importance: lower index). The published code ranks
+    all pictures of a conversation together; by itself each picture's choice is independent of what comes later.
+
+    Args:
+        importance: [N] of the visual tokens in prompt order.
+        is_visual: [T] bool, their N places; a run of them is a picture.
+        share: in (0, 1].
+    """
+    kept = ~is_visual
+    for start, end in pictures(is_visual):
+        own, importance = importance.split((end - start, len(importance) - (end - start)))
+        order = own.sort(descending=True, stable=True).indices
+        kept[start + order[: max(1, int(share * (end - start)))]] = True
+    return kept

@@ -6,8 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from fovea.app.inherit import inherit, parse
-from fovea.app.runs import saved_config
+from fovea.app.runs import continued, initial_drafter, saved_config
 from fovea.app.typed import SettingError
+from fovea.drafters.checkpoint import CheckpointError
 
 GROUPS = ("decode", "drafter", "model")
 
@@ -67,3 +68,34 @@ def test_interpolations_of_the_saved_follow_typed_values(saved):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"is no run folder.*config\.yaml is missing"):
         saved_config(tmp_path)
+
+
+class TestInitialDrafter:
+    """``init_from`` takes a run folder or an exported drafter, and refuses anything else before work begins."""
+
+    def test_a_run_and_its_drafter_name_the_same_folder(self, tmp_path):
+        drafter = tmp_path / "run" / "drafter"
+        for folder, name in ((drafter, "model.safetensors"), (tmp_path / "run" / ".hydra", "config.yaml")):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        (drafter / "config.json").write_text('{"drafter": "vispec"}')
+        for source in (tmp_path / "run", drafter):
+            cfg = OmegaConf.create({"init_from": str(source), "drafter": {"name": "vispec"}})
+            assert initial_drafter(cfg) == drafter
+            cfg.drafter.name = "dream"
+            with pytest.raises(CheckpointError, match="is a 'vispec' and not a 'dream'"):
+                initial_drafter(cfg)
+        assert initial_drafter(OmegaConf.create({"init_from": None})) is None
+
+    def test_nothing_and_a_lightning_checkpoint_are_refused(self, tmp_path):
+        cfg = OmegaConf.create({"init_from": str(tmp_path / "nowhere"), "drafter": {"name": "vispec"}})
+        with pytest.raises(FileNotFoundError, match=r"no drafter checkpoint at .*nowhere"):
+            initial_drafter(cfg)
+        cfg.init_from = "outputs/checkpoints/last.ckpt"
+        with pytest.raises(SettingError, match=r"last\.ckpt resumes a training"):
+            initial_drafter(cfg)
+
+    def test_a_resumed_run_does_not_start_from_it_again(self):
+        cfg = OmegaConf.create({"init_from": "a", "resume": "b"})
+        with pytest.raises(SettingError, match="give one of them"):
+            continued(cfg, parse([], GROUPS))

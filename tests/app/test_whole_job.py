@@ -43,7 +43,7 @@ def workplace(small_target_path, tmp_path_factory) -> tuple[Path, list[str]]:
         f"model.path={small_target_path}",
         "model.mid_layers=[1,2]",
         "model.drafter_blocks=1",
-        "drafter.correction_width=16",
+        "model.correction_width=16",
         "data=jsonl",
         "data.path=conversations.jsonl",
         "data.heldout_path=conversations.jsonl",

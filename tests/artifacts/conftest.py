@@ -38,6 +38,7 @@ def sample_of(key: str, tokens: int = 12, visual: int = 3, answer: int = 4, dtyp
         mid=states(int(supervised_positions(answer_mask).sum())),
         visual=states(visual),
         grids=((1, visual),) if visual else (),
+        importance=torch.rand(visual, generator=generator),
     )
 
 
@@ -116,7 +117,7 @@ def fingerprint() -> Fingerprint:
 def assert_same(one: TeacherSample, other: TeacherSample, tolerance: float = 0.0) -> None:
     """Both hold the same tensors, of the same dtypes."""
     assert (one.key, one.grids) == (other.key, other.grids)
-    for name in ("ids", "positions", "answer_mask", "is_visual", "last", "mid", "visual"):
+    for name in ("ids", "positions", "answer_mask", "is_visual", "last", "mid", "visual", "importance"):
         a, b = getattr(one, name), getattr(other, name)
         assert a.dtype == b.dtype, name
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")

@@ -85,7 +85,7 @@ def test_overflow_in_storage_is_refused(make_sample):
         encode_sample(sample, SampleMeta(), "bf16")
 
 
-@pytest.mark.parametrize("name", ["ids", "answer_mask", "is_visual", "last", "mid", "visual"])
+@pytest.mark.parametrize("name", ["ids", "answer_mask", "is_visual", "last", "mid", "visual", "importance"])
 def test_unequal_lengths_are_refused_in_writing(make_sample, name):
     sample = make_sample("the key")
     wrong = replace(sample, **{name: getattr(sample, name)[:-1]})
@@ -93,7 +93,7 @@ def test_unequal_lengths_are_refused_in_writing(make_sample, name):
         encode_sample(wrong, SampleMeta(), "bf16")
 
 
-@pytest.mark.parametrize("name", ["ids", "last", "mid", "visual"])
+@pytest.mark.parametrize("name", ["ids", "last", "mid", "visual", "importance"])
 def test_unequal_lengths_are_refused_in_reading(make_sample, name):
     members = encode_sample(make_sample("the key"), SampleMeta(), "bf16")
     tensors = load(members[TENSORS])
@@ -107,6 +107,11 @@ def test_cut_tensors_are_refused(make_sample, keep):
     members = encode_sample(make_sample("k"), SampleMeta(), "bf16")
     with pytest.raises(ArtifactError, match="'k' is damaged"):
         decode_sample(members[META], bytes_tensor(members[TENSORS])[:keep])
+
+
+def test_older_artifacts_without_importance_are_read(make_sample):
+    old = replace(make_sample("k"), importance=None)
+    assert round_trip(old).importance is None
 
 
 def test_missing_tensor_is_named(make_sample):

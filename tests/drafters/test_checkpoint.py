@@ -9,7 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fovea.drafters.checkpoint import CheckpointError, Teaching, load_drafter, save_drafter, teaching_of
+from fovea.drafters.checkpoint import (
+    CheckpointError,
+    Teaching,
+    adopt_weights,
+    load_drafter,
+    require_drafter,
+    save_drafter,
+    teaching_of,
+)
 from fovea.drafters.fovea import FoveaDrafter
 from fovea.targets.base import RopeSpec, TargetSpec
 from fovea.targets.head import TargetHead
@@ -116,3 +124,30 @@ def test_absent_checkpoints_and_unknown_drafters_are_named(
     (folder / "config.json").write_text(json.dumps({**record, "drafter": "other"}))
     with pytest.raises(ValueError, match=r"'other'.*fovea"):
         load_drafter(folder, head, spec)
+
+
+def test_weights_are_adopted_whatever_the_settings_that_they_do_not_depend_on(
+    saved: tuple[Path, FoveaDrafter], make_drafter: Callable[..., FoveaDrafter]
+) -> None:
+    folder, drafter = saved
+    other = make_drafter(seed=5, num_blocks=1, visual_prefix="none", recursion="corrected")
+    adopt_weights(other, folder, "abc")
+    assert other.config.visual_prefix == "none"
+    assert all(torch.equal(tensor, drafter.state_dict()[name]) for name, tensor in other.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"missing: blocks\.1\."):
+        adopt_weights(make_drafter(num_blocks=2), folder)
+
+
+def test_weights_of_another_drafter_or_target_are_not_adopted(
+    saved: tuple[Path, FoveaDrafter], make_drafter: Callable[..., FoveaDrafter], spec: TargetSpec, tmp_path: Path
+) -> None:
+    folder, _ = saved
+    require_drafter(folder, "fovea")
+    with pytest.raises(CheckpointError, match=r"is a 'fovea' and not a 'vispec'; choose drafter=fovea"):
+        require_drafter(folder / "model.safetensors", "vispec")
+    with pytest.raises(CheckpointError, match="num_layers 4 is 5"):
+        adopt_weights(make_drafter(replace(spec, num_layers=5), num_blocks=1), folder)
+    with pytest.raises(CheckpointError, match=r"target_fingerprint 'abc', not 'xyz'"):
+        adopt_weights(make_drafter(num_blocks=1), folder, "xyz")
+    with pytest.raises(FileNotFoundError, match=r"no drafter checkpoint at .*nowhere"):
+        require_drafter(tmp_path / "nowhere" / "drafter", "fovea")
