@@ -18,6 +18,7 @@ from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings
 from fovea.app.typed import SettingError
+from fovea.decoding.selection import resolve
 from fovea.drafters.base import Drafter
 from fovea.drafters.checkpoint import Teaching, adopt_weights, load_drafter
 from fovea.drafters.registry import build_drafter
@@ -26,7 +27,7 @@ from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
-from fovea.targets.load import load_head, load_spec, weights_fingerprint
+from fovea.targets.load import load_generation_config, load_head, load_spec, weights_fingerprint
 from fovea.training.module import DrafterModule
 
 #: Callbacks in ``conf/callbacks`` with a switch of their own; the second needs the whole target.
@@ -74,12 +75,18 @@ def make_datamodule(job: Job, target: Path) -> L.LightningDataModule:
 
 
 def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
-    """The speed evaluation on the benchmark; the target is loaded when it is first needed."""
+    """The speed evaluation on the benchmark; the target is loaded when it is first needed.
+
+    Raises:
+        SelectionError: tokens cannot be selected as the settings ask.
+    """
+    selection = resolve(job.settings.selection, load_generation_config(target), load_spec(target))
     return DrafterEvaluation(
         targets.loader(target, job.cfg.model.dtype, job.device, to_device=False),
         sources.prompts(job.cfg),
         job.settings.tree,
         job.settings.speed,
+        selection=selection,
         settings={"benchmark": job.cfg.benchmark.name},
         progress=job.cfg.trainer.enable_progress_bar,
     )

@@ -61,5 +61,6 @@ def inherit(cfg: DictConfig, saved: DictConfig, typed: CommandLine, nodes: Itera
                 merged[node] = saved[node]
         merged.paths.cache = saved.paths.cache  # where that run's target is
     for key, value in typed.values.items():
-        OmegaConf.update(merged, key, value)
+        # Hydra has checked the key; the earlier run may be older than it.
+        OmegaConf.update(merged, key, value, force_add=True)
     return merged

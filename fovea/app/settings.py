@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from fovea.app.typed import SettingError, build, convert
 from fovea.artifacts.config import ExportConfig
 from fovea.decoding.growth import TreeConfig
+from fovea.decoding.selection import SelectionConfig
 from fovea.drafters import training_free
 from fovea.drafters.registry import drafter_type
 from fovea.evaluation.speed import SpeedConfig
@@ -33,6 +34,7 @@ class Settings:
 
     drafter: Any
     tree: TreeConfig
+    selection: SelectionConfig
     speed: SpeedConfig
     objective: ObjectiveConfig
     unroll: UnrollConfig
@@ -49,12 +51,14 @@ def read_settings(cfg: DictConfig) -> Settings:
     Raises:
         SettingError: for the first value that cannot be used, by name.
     """
-    drafter = _plain(cfg, "drafter")
+    drafter, decode = _plain(cfg, "drafter"), _plain(cfg, "decode")
+    selection = {name: value for name, value in decode.items() if name not in ("tree", "max_new_tokens")}
     name = drafter.pop("name")
     drafter_config = training_free.CONFIGS.get(name) or drafter_type(name).config_type
     settings = Settings(
         drafter=build(drafter_config, drafter, "drafter"),
         tree=build(TreeConfig, _plain(cfg, "decode.tree"), "decode.tree"),
+        selection=build(SelectionConfig, selection, "decode"),
         speed=build(SpeedConfig, _plain(cfg, "speed"), "speed"),
         objective=build(ObjectiveConfig, _plain(cfg, "objective"), "objective"),
         unroll=build(UnrollConfig, _plain(cfg, "unroll"), "unroll"),

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fovea.decoding.meter import Meter
 from fovea.decoding.proposer import Noting, Observer, Proposer
-from fovea.decoding.selection import greedy
+from fovea.decoding.selection import GREEDY, Selection, greedy
 from fovea.decoding.stopping import cut, token_cap
 from fovea.decoding.trace import GenerationTrace, Round
 from fovea.decoding.tree import DraftTree
-from fovea.decoding.verify import verify_greedy
+from fovea.decoding.verify import verify
 from fovea.targets.base import Encoded, Target, TargetState
 
 
@@ -25,10 +25,11 @@ def generate(
     *,
     max_new_tokens: int,
     eos_ids: Collection[int] | None = None,
+    selection: Selection = GREEDY,
     method: str = "speculative",
     source: str = "",
 ) -> GenerationTrace:
-    """The target's greedy answer, whatever ``proposer`` drafts; a good one makes it faster.
+    """The target's own answer, whatever ``proposer`` drafts; a good one makes it faster.
 
     The time of the prefill holds the vision tower, the prompt and ``proposer.start``; that of drafting all other calls
     of the proposer. ``eos_ids`` None takes the target's own; an empty collection never stops before the cap. The cap
@@ -42,10 +43,11 @@ def generate(
     trace = GenerationTrace.of(encoded, method, source)
     meter = Meter(target.device)
 
+    selector = selection.begin(target, encoded, eos_ids, cap)
     state, prefill = target.prefill(encoded, cap, draft_rows=proposer.max_drafts)
     proposer.start(prefill)
     states = prefill.hidden[-1:]
-    committed, trace.finish = cut(greedy(target.lm_head(states)).tolist(), eos_ids, cap)
+    committed, trace.finish = cut(selector.select(target.lm_head(states)).tolist(), eos_ids, cap)
     trace.tokens += committed
     trace.prefill_s = meter.lap()
     while not trace.finish:
@@ -54,13 +56,12 @@ def generate(
         draft_s = meter.lap()
 
         hidden = extend_tree(target, state, tree)
-        choices = greedy(target.lm_head(hidden)).tolist()
+        logits, drafts = target.lm_head(hidden), tree.drafts
+        verdict = verify(drafts, selector.along(logits), eos_ids, remaining=cap - len(trace.tokens))
         verify_s = meter.lap()
 
         if isinstance(proposer, Observer):
-            proposer.observe(choices)
-        drafts = tree.drafts
-        verdict = verify_greedy(drafts, choices, eos_ids, remaining=cap - len(trace.tokens))
+            proposer.observe(greedy(logits).tolist())
         target.commit(state, verdict.rows)
         committed, states = verdict.committed, hidden[verdict.rows]
         trace.tokens += committed

@@ -1,8 +1,8 @@
-"""Greedy verification of a draft tree: the path that the target would have taken itself."""
+"""Verification of a draft tree: the path that the target takes itself, as far as it was drafted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fovea.decoding.stopping import cut
@@ -38,17 +38,19 @@ class Verdict:
         return min(len(self.accepted_nodes), len(self.committed))
 
 
-def verify_greedy(tree: DraftTree, target_choices: Sequence[int], eos_ids: Collection[int], remaining: int) -> Verdict:
+def verify(tree: DraftTree, choose: Callable[[int], int], eos_ids: Collection[int], remaining: int) -> Verdict:
     """Walks from the root to the child that carries the target's choice, as long as there is one.
 
-    ``target_choices[i]`` is the token that the target chooses behind tree row i; ``remaining`` >= 1 tokens may still be
-    committed. Siblings carry distinct tokens.
+    ``choose(row)`` is the token that the target chooses behind tree row ``row``; it is asked once per row of the walk,
+    from the root down, so it may depend on what it chose before. ``remaining`` >= 1 tokens may still be committed.
+    Siblings carry distinct tokens.
     """
     tokens = tree.tokens.tolist()
     child = {edge: row for row, edge in enumerate(zip(tree.parents.tolist(), tokens, strict=True))}
-    accepted, row = [], 0
-    while (row := child.get((row, target_choices[row]), 0)) > 0:
+    accepted: list[int] = []
+    choice = choose(0)
+    while row := child.get((accepted[-1] if accepted else 0, choice)):
         accepted.append(row)
-    bonus = target_choices[accepted[-1] if accepted else 0]
-    committed, finish = cut([*(tokens[node] for node in accepted), bonus], eos_ids, remaining)
-    return Verdict(accepted, bonus, committed, finish)
+        choice = choose(row)
+    committed, finish = cut([*(tokens[node] for node in accepted), choice], eos_ids, remaining)
+    return Verdict(accepted, choice, committed, finish)

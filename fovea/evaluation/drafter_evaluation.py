@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fovea.decoding.growth import TreeConfig
+from fovea.decoding.selection import GREEDY, Selection
 from fovea.drafters.base import Drafter
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
@@ -38,6 +39,7 @@ class DrafterEvaluation:
         prompts: what is asked.
         tree: draft tree.
         config: how speed is measured.
+        selection: how tokens are selected.
         settings: what reports should say beside it, such as the artifacts' fingerprint.
         evidence_steps: panels of the evidence picture; 0 draws none.
         progress: show a bar.
@@ -50,6 +52,7 @@ class DrafterEvaluation:
         tree: TreeConfig,
         config: SpeedConfig,
         *,
+        selection: Selection = GREEDY,
         settings: Mapping[str, Any] | None = None,
         evidence_steps: int = 4,
         progress: bool = True,
@@ -58,6 +61,7 @@ class DrafterEvaluation:
         self.prompts = prompts
         self.tree = tree
         self.config = config
+        self.selection = selection
         self.settings = dict(settings or {})
         self.evidence_steps = evidence_steps
         self.progress = progress
@@ -95,6 +99,7 @@ class DrafterEvaluation:
                     prompts,
                     self.config,
                     folder,
+                    selection=self.selection,
                     method=method or drafter.name,
                     settings=about | self.settings,
                     progress=progress,
@@ -116,7 +121,9 @@ class DrafterEvaluation:
         if prompt is None:
             return
         encoded = target.encode(prompt, [])
-        answer, steps = collect_evidence(target, proposer, encoded, max_new_tokens=self.config.max_new_tokens)
+        answer, steps = collect_evidence(
+            target, proposer, encoded, max_new_tokens=self.config.max_new_tokens, selection=self.selection
+        )
         if not steps:
             return
         tokenizer = target.tokenizer

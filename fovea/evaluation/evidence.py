@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fovea.decoding.proposer import Proposer
+from fovea.decoding.selection import GREEDY, Selection
 from fovea.decoding.speculative import generate
 from fovea.decoding.tree import DraftTree
 from fovea.evaluation.style import INK, MUTED, house_style
@@ -54,11 +55,16 @@ class EvidenceStep:
 
 
 def collect_evidence(
-    target: Target, proposer: RetrievingProposer, encoded: Encoded, *, max_new_tokens: int
+    target: Target,
+    proposer: RetrievingProposer,
+    encoded: Encoded,
+    *,
+    max_new_tokens: int,
+    selection: Selection = GREEDY,
 ) -> tuple[list[int], list[EvidenceStep]]:
     """Answers ``encoded`` and returns the answer and a step per round; no steps where nothing is retrieved."""
     watching = _Watching(proposer)
-    trace = generate(target, watching, encoded, max_new_tokens=max_new_tokens)
+    trace = generate(target, watching, encoded, max_new_tokens=max_new_tokens, selection=selection)
     steps = [
         EvidenceStep(position, weights, proposed, trace.tokens[position])
         for position, weights, proposed in watching.seen

@@ -27,7 +27,7 @@ REPORT, PLOTS = "report", "plots"
 #: What the figures mean that are not metrics of :mod:`fovea.evaluation.metrics`.
 _MORE_DEFINITIONS = {
     "exact": "answers equal to the autoregressive ones, token for token",
-    "ties": "answers that leave them at a near-tie of the target's own half-precision logits",
+    "ties": "answers that leave them at a near-tie of the target's own half-precision logits, or of a draw",
     "unexplained": "answers that differ for no such reason; one fails the evaluation",
     "exact_matches": "exact / samples",
     "ar_token_ms": "milliseconds per autoregressive token, without the prefill",
@@ -118,6 +118,16 @@ def _record(
     }
 
 
+#: Beside the counts of sampled answers.
+_SAMPLED = (
+    "The answers are sampled. What is drawn is the target's own distribution: a draft is accepted if it is the token "
+    "that the target draws. Both loops draw with the same noise, which belongs to the seed, the prompt and the place "
+    "in the answer, so their answers are compared token for token as greedy ones are, and only rounding can part them."
+)
+
+#: Entries of a selection that are not settings of transformers.
+_DESCRIBED = ("generation_config", "temperature", "seed", "set_aside")
+
 _PICTURES = {
     "speed_by_family": "Accept length and speedup per question family.",
     "acceptance_by_depth": "How deep the target follows the drafts.",
@@ -141,6 +151,7 @@ def _markdown(record: dict[str, Any]) -> str:
         f"Of {pooled['samples']} answers, {pooled['exact']} equal the autoregressive ones token for token, "
         f"{pooled['ties']} leave them at a near-tie of the target's own logits, and {pooled['unexplained']} differ "
         "without an explanation.",
+        _SAMPLED if _temperature(settings) else "",
         _listed(record["differences"]),
     ]
     if record["failed"]:
@@ -178,8 +189,21 @@ def _headline(record: dict[str, Any]) -> str:
         f"The drafter commits **{pooled['tau']:.2f} tokens per round** (tau) and decodes "
         f"**{pooled['decode_speedup']:.2f} times** as fast as the target alone, **{pooled['speedup']:.2f} times** with "
         f"image and prompt processing, over {pooled['samples']} answers of at most {settings['max_new_tokens']} tokens "
-        f"({settings['dtype']}, {settings['device']}, batch 1, greedy)."
+        f"({settings['dtype']}, {settings['device']}, batch 1, {_rule(settings)})."
     )
+
+
+def _temperature(settings: dict[str, Any]) -> float:
+    return settings.get("selection", {}).get("temperature", 0.0)
+
+
+def _rule(settings: dict[str, Any]) -> str:
+    """The selection of tokens in a few words."""
+    selection = settings.get("selection", {})
+    temperature = _temperature(settings)
+    words = [f"temperature {temperature:g}" if temperature else "greedy"]
+    more = {name: selection[name] for name in selection if name not in _DESCRIBED}
+    return ", ".join([*words, *(f"{name} {value}" for name, value in more.items())])
 
 
 def _listed(lines: list[str]) -> str:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.proposer import Proposer, Remembering
+from fovea.decoding.selection import GREEDY, Selection
 from fovea.decoding.speculative import generate
 from fovea.decoding.stopping import token_cap
 from fovea.decoding.trace import GenerationTrace
@@ -74,6 +75,7 @@ def evaluate_speed(
     prompts: Sequence[Conversation],
     config: SpeedConfig,
     *,
+    selection: Selection = GREEDY,
     method: str = "speculative",
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -87,11 +89,11 @@ def evaluate_speed(
     here, such as the draft tree.
     """
     mine = [prompts[index] for index in range(rank, len(prompts), world)]
-    race = _Race(target, proposer, config, method)
+    race = _Race(target, proposer, config, selection, method)
     race.warm_up(mine)
     if isinstance(proposer, Remembering):
         proposer.forget()  # the warm-up's answers are answers to be measured
-    result = SpeedResult([], {}, _settings(target, config, method, world) | dict(settings or {}))
+    result = SpeedResult([], {}, _settings(target, config, selection, method, world) | dict(settings or {}))
     for number, conversation in enumerate(mine):
         try:
             result.prompts.extend(race.run(conversation, with_transformers=number < config.transformers_prompts))
@@ -110,6 +112,7 @@ def evaluate_and_save(
     config: SpeedConfig,
     folder: Path,
     *,
+    selection: Selection = GREEDY,
     method: str = "speculative",
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -125,7 +128,16 @@ def evaluate_and_save(
     distributed = dist.is_available() and dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     shard = evaluate_speed(
-        target, proposer, prompts, config, method=method, settings=settings, progress=progress, rank=rank, world=world
+        target,
+        proposer,
+        prompts,
+        config,
+        selection=selection,
+        method=method,
+        settings=settings,
+        progress=progress,
+        rank=rank,
+        world=world,
     )
     shards = [shard]
     if distributed:
@@ -170,17 +182,20 @@ def user_turns(conversation: Conversation) -> list[Conversation]:
 class _Race:
     """Answers prompts with every decoder; the one that starts changes from prompt to prompt."""
 
-    def __init__(self, target: HFTarget, proposer: Proposer, config: SpeedConfig, method: str) -> None:
+    def __init__(
+        self, target: HFTarget, proposer: Proposer, config: SpeedConfig, selection: Selection, method: str
+    ) -> None:
         self.target = target
         self.proposer = proposer
         self.config = config
+        self.selection = selection
         self.method = method
         self._run = 0
 
     def warm_up(self, conversations: Sequence[Conversation]) -> None:
         """Answers the first readable conversations for nothing."""
         short = replace(self.config, max_new_tokens=min(self.config.warmup_tokens, self.config.max_new_tokens))
-        race, warm = _Race(self.target, self.proposer, short, self.method), 0
+        race, warm = _Race(self.target, self.proposer, short, self.selection, self.method), 0
         for conversation in conversations:
             if warm == self.config.warmup_prompts:
                 break
@@ -200,7 +215,14 @@ class _Race:
             encoded = self._encode(prompt, answers)
             traces = self._traces(encoded, conversation.source, with_transformers)
             autoregressive, speculative = traces["autoregressive"], traces["speculative"]
-            comparison = compare(self.target, encoded, autoregressive.tokens, speculative.tokens)
+            comparison = compare(
+                self.target,
+                encoded,
+                autoregressive.tokens,
+                speculative.tokens,
+                selection=self.selection,
+                max_new_tokens=self.config.max_new_tokens,
+            )
             yield PromptResult(speculative, autoregressive, comparison, traces.get("transformers"))
             answers.append(autoregressive.tokens)
 
@@ -213,7 +235,11 @@ class _Race:
         return encoded
 
     def _traces(self, encoded: Encoded, source: str, with_transformers: bool) -> dict[str, GenerationTrace]:
-        limits: dict[str, Any] = {"max_new_tokens": self.config.max_new_tokens, "source": source}
+        limits: dict[str, Any] = {
+            "max_new_tokens": self.config.max_new_tokens,
+            "selection": self.selection,
+            "source": source,
+        }
         decoders: dict[str, Callable[[], GenerationTrace]] = {
             "autoregressive": lambda: generate_autoregressive(self.target, encoded, **limits),
             "speculative": lambda: generate(self.target, self.proposer, encoded, method=self.method, **limits),
@@ -226,11 +252,11 @@ class _Race:
         return {name: decoders[name]() for name in names[first:] + names[:first]}
 
 
-def _settings(target: HFTarget, config: SpeedConfig, method: str, world: int) -> dict[str, Any]:
+def _settings(target: HFTarget, config: SpeedConfig, selection: Selection, method: str, world: int) -> dict[str, Any]:
     device = target.device
     return {
         "method": method,
-        "greedy": True,
+        "selection": selection.describe(),
         "max_new_tokens": config.max_new_tokens,
         "batch_size": 1,
         "target": target.spec.architecture,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,13 @@ from fovea.targets.spec import UnsupportedTargetError
 __all__ = [
     "ADAPTERS",
     "default_mid_layers",
+    "load_generation_config",
     "load_head",
     "load_spec",
     "load_target",
     "resolve_checkpoint",
     "weights_fingerprint",
 ]
-
-log = logging.getLogger(__name__)
 
 #: Adapter of each architecture that a checkpoint's config.json may name. Other causal language models are tried with
 #: HFTarget and checked against their own forward pass when they are loaded.
@@ -50,9 +48,6 @@ ADAPTERS: dict[str, type[HFTarget]] = {
     "Qwen2ForCausalLM": HFTarget,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
 }
-
-#: Entries of a generation_config.json that do not change what is generated.
-_HARMLESS = {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config"}
 
 
 def load_spec(path: str | Path) -> TargetSpec:
@@ -76,8 +71,8 @@ def load_target(
 ) -> HFTarget:
     """The target in checkpoint folder ``path``, frozen and in evaluation mode.
 
-    Whatever its generation_config.json asks for (repetition penalty, sampling, banned words) is set aside, and said:
-    greedy decoding here is the argmax of the model's own logits, in every loop.
+    The model itself applies nothing of its generation_config.json (repetition penalty, sampling, banned words): how
+    tokens are selected is said to every loop alike (:mod:`fovea.decoding.selection`).
 
     Raises:
         FileNotFoundError: no config.json, no weights, or some of the model's tensors are not among them.
@@ -105,14 +100,16 @@ def load_target(
         )
     text_only = config.get_text_config() is config
     model.set_attn_implementation(PROBED_SDPA if text_only else {"text_config": PROBED_SDPA})
-    ignored = sorted(set(model.generation_config.to_diff_dict()) - _HARMLESS)
-    if ignored:
-        log.info("generation settings of the checkpoint are set aside in all loops: %s", ", ".join(ignored))
     model.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=eos_ids[0])
     target = adapter(model.to(device), processor, spec)
     if spec.architecture not in ADAPTERS:
         check_forward(target)
     return target
+
+
+def load_generation_config(path: str | Path) -> GenerationConfig | None:
+    """The generation settings of the checkpoint in folder ``path``; None if it brings none."""
+    return GenerationConfig.from_pretrained(path) if (Path(path) / "generation_config.json").is_file() else None
 
 
 def _read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
@@ -145,9 +142,8 @@ def _read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
 
 def _eos_ids(folder: Path, config: Any) -> tuple[int, ...]:
     """End tokens: of generation_config.json, else of the configuration."""
-    named: Any = None
-    if (folder / "generation_config.json").is_file():
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    settings = load_generation_config(folder)
+    named: Any = settings.eos_token_id if settings else None
     if named is None:
         named = config.get_text_config().eos_token_id
     if named is None:

@@ -1,4 +1,4 @@
-"""Greedy verification and the stop rules."""
+"""Verification and the stop rules."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fovea.decoding.selection import greedy
 from fovea.decoding.stopping import cut
 from fovea.decoding.tree import DraftTree
-from fovea.decoding.verify import verify_greedy
+from fovea.decoding.verify import verify
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "verify" / "greedy.json").read_text())
 
@@ -23,7 +23,7 @@ def test_golden(name: str):
     expected = case["expected"]
     rows = len(case["token"])
     tree = DraftTree(*(np.array(case[field]) for field in ("token", "parent", "depth")), np.zeros(rows))
-    verdict = verify_greedy(tree, case["target_argmax"], case["eos_ids"], case["remaining"])
+    verdict = verify(tree, case["target_argmax"].__getitem__, case["eos_ids"], case["remaining"])
     assert verdict.accepted_nodes == expected["accepted_nodes"]
     assert tree.tokens[verdict.accepted_nodes].tolist() == expected["accepted_tokens"]
     assert verdict.bonus == expected["bonus"]
@@ -51,7 +51,7 @@ def test_the_rows_are_those_that_chose_the_committed_tokens(data):
     # Mostly a token that some child carries, so that the walks are long.
     choices = [data.draw(st.sampled_from([*sorted(taken.get(row, {31})), 31])) for row in range(rows)]
     eos, remaining = data.draw(st.sets(st.integers(0, 31), max_size=2)), data.draw(st.integers(1, 8))
-    verdict = verify_greedy(tree, choices, eos, remaining)
+    verdict = verify(tree, choices.__getitem__, eos, remaining)
 
     assert [choices[row] for row in verdict.rows] == verdict.committed
     assert all(parents[row] == before for before, row in zip(verdict.rows, verdict.rows[1:], strict=False))

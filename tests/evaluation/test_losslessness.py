@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import RandomProposer
 from fovea.decoding.speculative import generate
-from fovea.evaluation.losslessness import Comparison, compare
+from fovea.evaluation import losslessness
+from fovea.evaluation.losslessness import Comparison
 from fovea.targets.base import Encoded
 from fovea.targets.ties import TIE_STEPS
 
+#: A cap beyond all answers here.
+compare = partial(losslessness.compare, max_new_tokens=60)
 ENCODED = Encoded("q1", torch.zeros(3, dtype=torch.int64), torch.zeros(1, 3), torch.zeros(3), 3, torch.zeros(3))
 
 
@@ -22,6 +26,7 @@ class FixedLogits:
 
     def __init__(self, dtype: torch.dtype, rows: list[list[float]]) -> None:
         self.dtype, self.device = dtype, torch.device("cpu")
+        self.spec = SimpleNamespace(eos_ids=(), max_positions=100)
         self.rows = torch.tensor(rows, dtype=dtype)
         self.asked = 0
 
