@@ -216,5 +216,8 @@ class Target(Protocol):
 
         Assistant turns of the conversation are ignored; every later turn sees the target's own earlier answers. An
         answer ends with its end token unless ``max_new_tokens`` cut it.
+
+        Each token is the argmax of the model's own logits, whatever processors or temperature a later evaluation
+        decodes with: so artifacts serve all of them, and stored states give back the answers (the teacher gate).
         """
         ...

@@ -142,6 +142,24 @@ def test_a_sweep_over_the_rule_evaluates_one_checkpoint(trained, workplace):
     assert "2 of 3 jobs completed" in done.stdout
 
 
+def test_answers_can_be_sampled_and_processed(trained, workplace):
+    folder, _ = workplace
+    done = run(
+        "evaluate.py",
+        folder,
+        f"ckpt={trained}",
+        "decode.temperature=0.7",
+        "decode.top_p=0.9",
+        "decode.generation_config=target",
+        "name=sampled",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((only(folder, "outputs/*/*-sampled") / "report.json").read_text())
+    selection = report["settings"]["selection"]
+    assert (selection["temperature"], selection["top_p"], selection["repetition_penalty"]) == (0.7, 0.9, 1.3)
+    assert report["figures"]["all"]["exact_matches"] == 1.0
+
+
 def test_an_exported_drafter_needs_no_run_folder(trained, workplace, tmp_path):
     folder, overrides = workplace
     copied = tmp_path / "a=b" / "drafter"

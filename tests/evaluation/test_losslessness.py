@@ -10,6 +10,7 @@ import torch
 
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import RandomProposer
+from fovea.decoding.selection import GumbelNoise, Selection
 from fovea.decoding.speculative import generate
 from fovea.evaluation import losslessness
 from fovea.evaluation.losslessness import Comparison
@@ -106,3 +107,58 @@ def test_bf16_differences_of_the_loops_are_ties(half_target, small_conversations
     assert outcomes.count("unexplained") == 0
     assert outcomes.count("exact") > 0
     assert outcomes.count("wrong unexplained") >= 16, "a neighbouring id is hardly ever a tie"
+
+
+#: Noise of the first token of the conversation that the made-up targets answer.
+NOISE = GumbelNoise(0, ENCODED.key, torch.device("cpu")).draw(3).tolist()
+SAMPLED = Selection(sampled=True)
+
+
+@pytest.mark.parametrize(("apart", "outcome"), [(1e-7, "tie"), (3e-2, "unexplained")])
+def test_a_draw_may_be_decided_by_rounding_in_fp32_too(apart, outcome):
+    """The noise of the answers is known, so the logits can be such that two tokens tie with it."""
+    rows = [[8.0 - NOISE[0], 8.0 - apart - NOISE[1], -5.0]]
+    comparison = compare(FixedLogits(torch.float32, rows), ENCODED, [0, 1], [1, 1], selection=SAMPLED)
+    assert (comparison.outcome, comparison.position) == (outcome, 0)
+    assert comparison.gap == pytest.approx(apart, abs=1e-5)
+    assert comparison.gap < 1e-5 or comparison.gap > comparison.tolerance
+    assert compare(FixedLogits(torch.float32, rows), ENCODED, [0], [2], selection=SAMPLED).outcome == "unexplained"
+
+
+def test_a_token_at_the_rim_of_a_nucleus_is_explained_by_rounding():
+    """The second token is out by a hair, and where it is in, it is drawn."""
+    favoured = next(s for s in range(99) if torch.diff(GumbelNoise(s, "q1", torch.device("cpu")).draw(3)[:2]) > 1)
+    selection = Selection({"top_p": 0.5}, sampled=True, seed=favoured)
+    near, far = ([8.0, 8.0 - apart, -9.0] for apart in (0.0625, 1.0))
+    at_the_rim = compare(FixedLogits(torch.bfloat16, [near]), ENCODED, [0], [1], selection=selection)
+    assert (at_the_rim.outcome, at_the_rim.gap) == ("tie", None)
+    assert "logit gap" not in str(at_the_rim)
+    assert compare(FixedLogits(torch.bfloat16, [far]), ENCODED, [0], [1], selection=selection).outcome == "unexplained"
+    assert compare(FixedLogits(torch.bfloat16, [near]), ENCODED, [0], [2], selection=selection).outcome == "unexplained"
+
+
+def test_processors_take_part_in_a_comparison():
+    """Without the penalty on the first token, which is in the prompt, the gap would be no tie."""
+    selection = Selection({"repetition_penalty": 1.25})
+    target = FixedLogits(torch.bfloat16, [[10.0, 8.0, 2.0]])
+    assert compare(target, ENCODED, [0], [1], selection=selection).outcome == "tie"
+    assert compare(target, ENCODED, [0], [1]).outcome == "unexplained"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_sampled_differences_of_the_loops_are_explained(dtype, small_target, half_target, small_conversations):
+    target = small_target if dtype == "fp32" else half_target
+    vocab, outcomes = target.spec.vocab_size, []
+    for conversation in small_conversations[:6]:
+        encoded = target.encode(replace(conversation, messages=conversation.messages[:1]))
+        for selection in (Selection({"top_p": 0.8, "temperature": 0.7}, sampled=True), Selection({"top_k": 9}, True)):
+            decode = {"max_new_tokens": 60, "eos_ids": (), "selection": selection}
+            answer = generate_autoregressive(target, encoded, **decode).tokens
+            proposer = RandomProposer(vocab_size=vocab, nodes=12, answer=answer, hit_rate=0.9)
+            tokens = generate(target, proposer, encoded, **decode).tokens
+            outcomes.append(compare(target, encoded, answer, tokens, selection=selection).outcome)
+            wrong = [*answer[:30], (answer[30] + 1) % vocab]
+            outcomes.append("wrong " + compare(target, encoded, answer, wrong, selection=selection).outcome)
+    assert outcomes.count("unexplained") == 0
+    assert outcomes.count("exact") == 12 if dtype == "fp32" else outcomes.count("exact") > 0
+    assert outcomes.count("wrong unexplained") >= 10

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from fovea.decoding.selection import Selection
 from fovea.decoding.trace import GenerationTrace, Round
 from fovea.evaluation import plots
 from fovea.evaluation.history import TrainingHistory
@@ -147,6 +148,22 @@ def test_differences_are_listed(run):
     text = (run / "report.md").read_text()
     assert "'tied': token 2 is 8 instead of 7" in text
     assert "1 leave them at a near-tie" in text
+
+
+def test_the_selection_of_tokens_is_told(run, result):
+    write_report(run)
+    text = (run / "report.md").read_text()
+    assert "batch 1, greedy)" in text
+    assert "sampled" not in text
+    selection = Selection({"temperature": 0.7, "top_p": 0.8}, True, seed=5, set_aside=("repetition_penalty",))
+    SpeedResult(result.prompts, {}, {**SETTINGS, "selection": selection.describe()}).save(run / "evaluation" / "final")
+    write_report(run)
+    text = (run / "report.md").read_text()
+    assert "batch 1, temperature 0.7, top_p 0.8)" in text
+    assert "The answers are sampled." in text
+    assert "3 equal the autoregressive ones token for token" in text
+    for setting in ("selection.seed", "`['repetition_penalty']`"):
+        assert setting in text
 
 
 def test_an_unfinished_run_reports_its_last_epoch(run):

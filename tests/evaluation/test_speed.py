@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import OracleProposer, RandomProposer
+from fovea.decoding.selection import Selection
 from fovea.decoding.trace import GenerationTrace
 from fovea.decoding.tree import DraftTree
 from fovea.evaluation import speed
@@ -159,6 +160,27 @@ def test_ranks_together_measure_what_one_measures(small_target, small_conversati
     counted = ("samples", "rounds", "new_tokens", "tau", "accepted_drafts_per_round", "reach_rate", "exact")
     for source in alone:
         assert {name: pooled[source][name] for name in counted} == {name: alone[source][name] for name in counted}
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection({"temperature": 0.8, "top_p": 0.9}, sampled=True, seed=3),
+        Selection({"repetition_penalty": 1.3, "min_new_tokens": 6}),
+    ],
+    ids=["sampled", "processed"],
+)
+def test_all_loops_select_alike_and_the_result_says_how(selection, small_target, small_conversations, oracle, result):
+    measured = evaluate_speed(small_target, oracle, small_conversations, CONFIG, selection=selection)
+    assert [prompt.comparison.outcome for prompt in measured.prompts] == ["exact"] * 10
+    answers = [prompt.autoregressive.tokens for prompt in measured.prompts]
+    assert answers != [prompt.autoregressive.tokens for prompt in result.prompts]
+    for prompt in measured.prompts[:2]:
+        assert prompt.transformers.tokens == prompt.autoregressive.tokens
+    assert measured.settings["selection"] == selection.describe()
+    shard = evaluate_speed(small_target, oracle, small_conversations, CONFIG, selection=selection, rank=1, world=2)
+    by_key = {prompt.speculative.key: prompt.speculative.tokens for prompt in measured.prompts}
+    assert all(prompt.speculative.tokens == by_key[prompt.speculative.key] for prompt in shard.prompts)
 
 
 def test_unreadable_prompts_are_counted_and_named(small_target, small_conversations, oracle, tmp_path):

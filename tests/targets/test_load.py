@@ -1,5 +1,4 @@
 import json
-import logging
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +9,14 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from fovea.targets.checkpoint import CheckpointError
-from fovea.targets.load import load_head, load_spec, load_target, resolve_checkpoint, weights_fingerprint
+from fovea.targets.load import (
+    load_generation_config,
+    load_head,
+    load_spec,
+    load_target,
+    resolve_checkpoint,
+    weights_fingerprint,
+)
 from fovea.targets.prompting import PromptError
 from fovea.targets.spec import UnsupportedTargetError
 
@@ -104,10 +110,11 @@ def test_end_tokens_come_from_the_configuration_without_a_generation_config(fold
         load_spec(folder)
 
 
-def test_generation_settings_are_set_aside_and_said(folder: Path, caplog) -> None:
-    with caplog.at_level(logging.INFO, logger="fovea.targets.load"):
-        target = load_target(folder)
-    assert "set aside in all loops: repetition_penalty" in caplog.text
+def test_the_model_itself_applies_no_generation_settings(folder: Path) -> None:
+    target = load_target(folder)
+    assert load_generation_config(folder).repetition_penalty == 1.3
+    (folder / "generation_config.json").unlink()
+    assert load_generation_config(folder) is None
     assert target.model.generation_config.repetition_penalty in (None, 1.0)
     assert target.model.generation_config.eos_token_id == list(target.spec.eos_ids)
 
