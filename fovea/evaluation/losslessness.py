@@ -40,7 +40,7 @@ class Comparison:
         expected: the autoregressive token there; None if that answer ended before.
         got: the speculative token there; None if that answer ended before.
         gap: distance of the worse of both logits from the largest, processed and with noise as the answers' were; None
-            unless looked up, or if one of the tokens was out of the question.
+            unless looked up, and where no distance decided but who is inside a nucleus.
         tolerance: largest gap that counts as a tie; None unless looked up.
     """
 
@@ -92,18 +92,20 @@ def compare(
     tie = all(_could_be_selected(selector, logits, token, tolerance) for token in (expected, got))
     scores = selector.scores(logits[None])[0]
     gap = float(scores.max() - scores[[expected, got]].min()) * (selection.temperature or 1.0)
+    by_distance = isfinite(gap) and (gap <= tolerance or not tie)
     outcome = "tie" if tie else "unexplained"
-    return Comparison(encoded.key, outcome, position, expected, got, gap if isfinite(gap) else None, tolerance)
+    return Comparison(encoded.key, outcome, position, expected, got, gap if by_distance else None, tolerance)
 
 
 def _could_be_selected(selector: Selector, logits: Tensor, token: int, tolerance: float) -> bool:
-    """Whether ``token`` is selected if logits are raised by ``tolerance``: its own, or those of all that are no larger,
-    which may lift it over the rim of a nucleus."""
-    alone = torch.zeros_like(logits)
-    alone[token] = tolerance
-    below = (logits <= logits[token]) * tolerance
-    raised = (selector.scores((logits + more)[None])[0] for more in (alone, below))
-    return any(bool(scores[token] >= scores.max()) for scores in raised)
+    """Whether ``token`` is selected if its logit rises by ``tolerance``, or if those of all that beat it fall by it:
+    that may put it inside the rim of a nucleus, or them outside."""
+    scores = selector.scores(logits[None])[0]
+    rise = torch.zeros_like(logits)
+    rise[token] = tolerance
+    fall = (scores > scores[token]) * -tolerance
+    shifted = (selector.scores((logits + shift)[None])[0] for shift in (rise, fall))
+    return any(bool(scores[token] >= scores.max()) for scores in shifted)
 
 
 def _next_logits(target: Target, encoded: Encoded, answer: Sequence[int]) -> Tensor:

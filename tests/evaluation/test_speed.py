@@ -166,19 +166,20 @@ def test_ranks_together_measure_what_one_measures(small_target, small_conversati
     "selection",
     [
         Selection({"temperature": 0.8, "top_p": 0.9}, sampled=True, seed=3),
-        Selection({"repetition_penalty": 1.3, "min_new_tokens": 6}),
+        Selection({"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}),
     ],
     ids=["sampled", "processed"],
 )
-def test_all_loops_select_alike_and_the_result_says_how(selection, small_target, small_conversations, oracle, result):
-    measured = evaluate_speed(small_target, oracle, small_conversations, CONFIG, selection=selection)
+def test_all_loops_select_alike_and_the_result_says_how(selection, small_target, small_conversations, result):
+    drafter = RandomProposer(vocab_size=small_target.spec.vocab_size, nodes=9)
+    measured = evaluate_speed(small_target, drafter, small_conversations, CONFIG, selection=selection)
     assert [prompt.comparison.outcome for prompt in measured.prompts] == ["exact"] * 10
     answers = [prompt.autoregressive.tokens for prompt in measured.prompts]
     assert answers != [prompt.autoregressive.tokens for prompt in result.prompts]
     for prompt in measured.prompts[:2]:
         assert prompt.transformers.tokens == prompt.autoregressive.tokens
     assert measured.settings["selection"] == selection.describe()
-    shard = evaluate_speed(small_target, oracle, small_conversations, CONFIG, selection=selection, rank=1, world=2)
+    shard = evaluate_speed(small_target, drafter, small_conversations, CONFIG, selection=selection, rank=1, world=2)
     by_key = {prompt.speculative.key: prompt.speculative.tokens for prompt in measured.prompts}
     assert all(prompt.speculative.tokens == by_key[prompt.speculative.key] for prompt in shard.prompts)
 
