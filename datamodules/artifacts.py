@@ -20,7 +20,7 @@ from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
-from fovea.artifacts.manifest import MANIFEST, Manifest, SampleEntry
+from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
 from fovea.artifacts.streaming import StreamedArtifacts, is_remote
 from fovea.targets.base import Target
@@ -133,7 +133,8 @@ class ArtifactDataModule(L.LightningDataModule):
         if self.val_source is not None:
             self._val = self._open(self.val_source)
         elif self.train_artifacts is not None and self.loader.val_fraction:
-            train, val = split_by_picture(self.train_artifacts.entries, self.loader.val_fraction, self.loader.seed)
+            pictures = [entry.images[0] if entry.images else entry.key for entry in self.train_artifacts.entries]
+            train, val = split_by_picture(pictures, self.loader.val_fraction, self.loader.seed)
             self._train, self._val = Subset(self.train_artifacts, train), Subset(self.train_artifacts, val)
         if self.loader.curriculum is not None:
             parts = [self._train] + ([self._open(self.text_source)] if self.text_source else [])
@@ -254,19 +255,21 @@ class _StreamLoader(DataLoader):
         return super().__iter__()
 
 
-def split_by_picture(entries: Sequence[SampleEntry], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+def split_by_picture(pictures: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
     """Numbers of the samples to train on and to validate on; samples that share a picture stay together.
+
+    ``pictures`` names the picture of each sample, or the sample itself if it has none.
 
     At least one sample is on the validation side, at least one on the training side where there are two pictures.
     """
     groups: dict[str, list[int]] = {}
-    for number, entry in enumerate(entries):
-        groups.setdefault(entry.images[0] if entry.images else entry.key, []).append(number)
+    for number, name in enumerate(pictures):
+        groups.setdefault(name, []).append(number)
     order = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}-{name}".encode()).digest())
-    wanted, val = max(1, round(fraction * len(entries))), list[int]()
+    wanted, val = max(1, round(fraction * len(pictures))), list[int]()
     for name in order[:-1]:
         if len(val) >= wanted:
             break
         val += groups[name]
     kept = set(val)
-    return [n for n in range(len(entries)) if n not in kept], sorted(val)
+    return [n for n in range(len(pictures)) if n not in kept], sorted(val)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
+from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_generation_config, load_head, load_spec, weights_fingerprint
 from fovea.training.module import DrafterModule
 
@@ -70,8 +71,15 @@ def find_target(job: Job) -> Path:
 
 def make_datamodule(job: Job, target: Path) -> L.LightningDataModule:
     """The data module; it exports artifacts where they are missing, for which alone it loads the target."""
-    load = targets.loader(target, job.cfg.model.dtype, job.device, to_device=True)
-    return sources.make_datamodule(job.cfg, job.settings, target, load)
+    return sources.make_datamodule(job.cfg, job.settings, target, _loader(job, target, to_device=True))
+
+
+def _loader(job: Job, target: Path, *, to_device: bool) -> Callable[[], HFTarget]:
+    """Loads the whole target; where it teaches online, everybody shares it."""
+    dtype = job.cfg.model.dtype
+    if job.settings.online:
+        return targets.live_loader(target, dtype, job.device)
+    return targets.loader(target, dtype, job.device, to_device=to_device)
 
 
 def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
@@ -82,7 +90,7 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
     """
     selection = resolve(job.settings.selection, load_generation_config(target), load_spec(target))
     return DrafterEvaluation(
-        targets.loader(target, job.cfg.model.dtype, job.device, to_device=False),
+        _loader(job, target, to_device=False),
         sources.prompts(job.cfg),
         job.settings.tree,
         job.settings.speed,

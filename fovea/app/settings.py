@@ -28,6 +28,7 @@ class Settings:
         drafter: numbers of the drafter called ``cfg.drafter.name``.
         loader: how batches are made; the class is named in ``cfg.data.loader``.
         target_recipe: its ``build(cache)`` makes the target's checkpoint folder; None if it is not built here.
+        online: the live target teaches in the training step; no artifacts.
         speed_eval: measure decoding speed while training and at its end.
         gates: run the gates before training.
     """
@@ -41,6 +42,7 @@ class Settings:
     export: ExportConfig
     loader: Any
     target_recipe: Any
+    online: bool
     speed_eval: bool
     gates: bool
 
@@ -65,6 +67,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         export=build(ExportConfig, _plain(cfg, "data.export"), "data.export"),
         loader=build_named(cfg, "data.loader"),
         target_recipe=build_named(cfg, "model.build"),
+        online=convert(cfg.data.online, bool, "data.online"),
         speed_eval=convert(cfg.speed_eval, bool, "speed_eval"),
         gates=convert(cfg.gates, bool, "gates"),
     )

@@ -10,6 +10,7 @@ from hydra.utils import get_class, instantiate
 from lightning import LightningDataModule
 from omegaconf import DictConfig, OmegaConf
 
+from datamodules.online import OnlineDataModule
 from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
 from fovea.targets.base import Target
@@ -30,7 +31,16 @@ def require_sources(cfg: DictConfig, settings: Settings) -> None:
 def make_datamodule(
     cfg: DictConfig, settings: Settings, checkpoint: Path, load_target: Callable[[], Target]
 ) -> LightningDataModule:
-    """The data module of ``cfg.data``; it exports what ``load_target`` teaches where artifacts are missing."""
+    """The data module of ``cfg.data``; it exports what ``load_target`` teaches where artifacts are missing, or lets the
+    live target teach."""
+    if settings.online:
+        return OnlineDataModule(
+            load_target=load_target,
+            export=settings.export,
+            train=source(cfg, "data.train"),
+            val=source(cfg, "data.val"),
+            loader=settings.loader,
+        )
     return get_class(cfg.data._target_)(
         checkpoint=checkpoint,
         export=settings.export,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -37,3 +38,13 @@ def loader(checkpoint: Path, dtype: str, device: torch.device, *, to_device: boo
     ``to_device``."""
     place = device if to_device else torch.device("cpu")
     return lambda: load_target(checkpoint, device=place, dtype=decoding_dtype(dtype, device))
+
+
+def live_loader(checkpoint: Path, dtype: str, device: torch.device) -> Callable[[], HFTarget]:
+    """As :func:`loader`, for a target that stays on ``device`` while a job runs: all who ask get the same one."""
+    return partial(_live_target, checkpoint, decoding_dtype(dtype, device), device)
+
+
+@lru_cache(maxsize=1)
+def _live_target(checkpoint: Path, dtype: torch.dtype, device: torch.device) -> HFTarget:
+    return load_target(checkpoint, device=device, dtype=dtype)

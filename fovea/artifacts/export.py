@@ -18,12 +18,10 @@ from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.schema import SampleMeta
+from fovea.artifacts.teaching import ConversationTeacher
 from fovea.artifacts.writer import ArtifactWriter, finish_rank, sole_writer
-from fovea.targets.base import Encoded, Target
+from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation, ImageSource
-from fovea.targets.images import BrokenImageError
-from fovea.targets.prompting import PromptError
-from fovea.targets.teacher_batch import TeacherSample, supervised_positions
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ def export(
             manifest = Manifest.read(folder)
             manifest.fingerprint.require(fingerprint, str(folder))
             return manifest
-        skipped: dict[str, str] = {}
+        teacher = ConversationTeacher(target, config)
         writer = ArtifactWriter(folder, fingerprint, dtype=config.dtype, shard_bytes=config.shard_bytes, rank=rank)
         mine = range(rank, len(conversations), world_size)
         pending = [index for index in mine if conversations[index].key not in writer.done]
@@ -70,54 +68,16 @@ def export(
         with writer, _bar(len(mine), len(mine) - len(pending), progress) as advance:
             remaining = iter(pending)
             while batch := [conversations[index] for index in islice(remaining, config.batch_size)]:
-                for sample, meta in _teach(target, batch, config, skipped):
-                    writer.write(sample, meta)
+                for conversation, encoded, sample in teacher.teach(batch):
+                    hashes = tuple(hash_image(image) for image in conversation.images)
+                    writer.write(sample, SampleMeta(conversation.source, encoded.image_sizes, hashes))
                 advance(len(batch))
-        finish_rank(folder, fingerprint, skipped, rank, world_size)
+        finish_rank(folder, fingerprint, teacher.skipped, rank, world_size)
         if not (folder / MANIFEST).is_file():
             return None
         manifest = Manifest.read(folder)
         logger.info("artifacts in %s: %s", folder, manifest.summary())
         return manifest
-
-
-def _teach(
-    target: Target, batch: Sequence[Conversation], config: ExportConfig, skipped: dict[str, str]
-) -> Iterator[tuple[TeacherSample, SampleMeta]]:
-    """Samples and their meta of the conversations in ``batch`` that give one; the others go to ``skipped``."""
-
-    def skip(key: str, reason: str) -> None:
-        logger.warning("conversation '%s' gives no sample: %s", key, reason)
-        skipped[key] = reason
-
-    readable, encoded = [], []
-    for conversation in batch:
-        try:
-            encoded.append(target.encode(conversation))
-            readable.append(conversation)
-        except (BrokenImageError, PromptError) as error:
-            if config.strict:
-                raise
-            kind = "broken picture" if isinstance(error, BrokenImageError) else "unreadable"
-            skip(conversation.key, f"{kind}: {error}")
-    if config.answers == "target" and readable:
-        answers = target.answer(readable, config.max_new_tokens, config.batch_size)
-        encoded = [target.encode(c, answers=given) for c, given in zip(readable, answers, strict=True)]
-
-    taught: list[tuple[Conversation, Encoded]] = []
-    for conversation, item in zip(readable, encoded, strict=True):
-        if not supervised_positions(item.answer_mask).any():
-            skip(conversation.key, "no supervised token: no answer, or an empty one")
-        elif config.max_tokens is not None and len(item.ids) > config.max_tokens:
-            skip(conversation.key, f"too long: {len(item.ids)} tokens, max_tokens is {config.max_tokens}")
-        else:
-            taught.append((conversation, item))
-    if not taught:
-        return
-    samples = target.teach([item for _, item in taught], config.mid_layers)
-    for (conversation, item), sample in zip(taught, samples, strict=True):
-        hashes = tuple(hash_image(image) for image in conversation.images)
-        yield sample, SampleMeta(conversation.source, item.image_sizes, hashes)
 
 
 def hash_image(image: ImageSource) -> str:
