@@ -114,6 +114,21 @@ def test_resuming_continues_with_the_settings_of_the_run(trained, workplace):
     assert not list(trained.glob("checkpoints/*-v1.ckpt"))
 
 
+def test_the_live_target_teaches_without_artifacts(workplace):
+    folder, overrides = workplace
+    cache = folder / "online_cache"
+    done = run(
+        "train.py",
+        folder,
+        *[override for override in overrides if not override.startswith("paths.cache")],
+        *("data.online=true", f"paths.cache={cache}", "trainer.max_steps=2", "name=online", "logger=csv"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((only(folder, "outputs/*/*-online") / "report.json").read_text())
+    assert report["figures"]["all"]["exact_matches"] == 1.0
+    assert not list(cache.rglob("*.tar"))
+
+
 def test_a_sweep_over_the_rule_evaluates_one_checkpoint(trained, workplace):
     folder, _ = workplace
     done = run(
