@@ -49,7 +49,7 @@ class TableTarget:
         random = np.random.default_rng(seed)
         self.contexts = [c for length in range(TOKENS) for c in product(range(VOCAB), repeat=length)]
         self.row = {context: row for row, context in enumerate(self.contexts)}
-        table = 1.5 * random.normal(size=(len(self.contexts) + 1, VOCAB)).astype(np.float32)
+        table = 0.8 * random.normal(size=(len(self.contexts) + 1, VOCAB)).astype(np.float32)
         table[random.random(table.shape) < 1 / 3] = -np.inf
         table[np.isinf(table).all(1)] = 0.0
         table[-1] = 0.0
@@ -128,12 +128,12 @@ def drafters(joint: np.ndarray) -> dict[str, Callable[[], Proposer | None]]:
     likely = [int(token) for token in np.unravel_index(joint.argmax(), joint.shape)]
     told: dict[str, Any] = {"answer": likely, "vocab_size": VOCAB}
     return {
-        "autoregressive": lambda: None,
+        "none": lambda: None,
         "chain": lambda: OracleProposer(**told, depth=3),
         "tree": lambda: OracleProposer(**told, depth=2, width=3),
         "never right": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=1),
         "wrong from depth 2": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=2),
-        "random tree": lambda: RandomProposer(vocab_size=VOCAB, nodes=9),
+        "random tree": lambda: RandomProposer(vocab_size=VOCAB, nodes=6),
         "grown tree": lambda: TableDrafter(1, TreeConfig(width=3, depth=1, nodes=10)),
     }
 

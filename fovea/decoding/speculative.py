@@ -41,6 +41,7 @@ def generate(
     cap = token_cap(target.spec, encoded, max_new_tokens)
     eos_ids = target.spec.eos_ids if eos_ids is None else eos_ids
     trace = GenerationTrace.of(encoded, method, source)
+    observer = proposer if isinstance(proposer, Observer) else None
     meter = Meter(target.device)
 
     selector = selection.begin(target, encoded, eos_ids, cap)
@@ -60,8 +61,8 @@ def generate(
         verdict = verify(drafts, selector.along(logits), eos_ids, remaining=cap - len(trace.tokens))
         verify_s = meter.lap()
 
-        if isinstance(proposer, Observer):
-            proposer.observe(greedy(logits).tolist())
+        if observer:
+            observer.observe(greedy(logits).tolist())
         target.commit(state, verdict.rows)
         committed, states = verdict.committed, hidden[verdict.rows]
         trace.tokens += committed
