@@ -48,6 +48,24 @@ def test_every_choice_composes_and_its_numbers_are_valid(choice):
     read_settings(composed(choice, name="evaluate" if choice.startswith("method=") else "train"))
 
 
+@pytest.mark.parametrize("ablation", sorted(path.stem for path in (CONFIG_DIR / "experiment/ablation").glob("*.yaml")))
+def test_an_ablation_is_one_change_of_fovea(ablation):
+    changed, whole = composed(f"experiment=ablation/{ablation}"), composed("experiment=fovea")
+    read_settings(changed)
+    leaves = [dict(_leaves(OmegaConf.to_container(cfg, resolve=False))) for cfg in (changed, whole)]
+    differing = {key for key in leaves[0] | leaves[1] if leaves[0].get(key) != leaves[1].get(key)}
+    assert changed.name == ablation
+    assert len(differing - {"name", "drafter.retrieval.k"}) == 1
+
+
+def _leaves(node, where=""):
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value
+
+
 @pytest.mark.parametrize("name", ["train", "evaluate"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

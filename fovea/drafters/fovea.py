@@ -25,6 +25,7 @@ from fovea.visual.retrieval import RetrievalConfig
 
 FeatureInjection = Literal["fc", "cross_attention", "none"]
 Recursion = Literal["raw", "corrected"]
+Interface = Literal["fovea", "fixed_prefix", "dynamic_insertion", "correction_rebuild"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class FoveaConfig(DrafterConfig):
         recursion: whether a node hands its children its state without (``raw``) or with the correction.
         visual_prefix: image positions that stay in the drafter's context.
         visual_prefix_ratio: share that ``topk`` keeps, in (0, 1].
+        interface: how evidence is shown, see :mod:`fovea.drafters.interfaces`. ``fixed_prefix`` trains without a
+            correction; the other three train alike, since what they retrieve must be learned, and decode differently.
         use_gate: whether the correction is gated.
         use_depth_embedding: whether queries depend on the depth.
     """
@@ -53,6 +56,7 @@ class FoveaConfig(DrafterConfig):
     recursion: Recursion = "raw"
     visual_prefix: VisualPrefix = "full"
     visual_prefix_ratio: float = 0.25
+    interface: Interface = "fovea"
     use_gate: bool = True
     use_depth_embedding: bool = True
 
@@ -66,7 +70,22 @@ class FoveaConfig(DrafterConfig):
             )
         if not 0 < self.visual_prefix_ratio <= 1:
             raise ValueError(f"drafter.visual_prefix_ratio is {self.visual_prefix_ratio}; a share lies in (0, 1]")
-        self._require_choice(feature_injection=FeatureInjection, recursion=Recursion, visual_prefix=VisualPrefix)
+        self._require_choice(
+            feature_injection=FeatureInjection,
+            recursion=Recursion,
+            visual_prefix=VisualPrefix,
+            interface=Interface,
+        )
+        if self.interface == "dynamic_insertion" and (self.visual_prefix != "full" or self.max_correction_depth < 0):
+            raise ValueError(
+                "drafter.interface=dynamic_insertion chooses the context's visual tokens by what the root retrieves: "
+                "it takes drafter.visual_prefix=full and drafter.max_correction_depth of 0 or more"
+            )
+
+    @property
+    def corrects(self) -> bool:
+        """Whether any node is ever corrected in training."""
+        return self.max_correction_depth >= 0 and self.interface != "fixed_prefix"
 
 
 class FoveaDrafter(Drafter):
@@ -94,7 +113,7 @@ class FoveaDrafter(Drafter):
         initialise(self, skip=("correction.shift",))
         if self.correction.depth_embedding is not None:
             nn.init.normal_(self.correction.depth_embedding, std=0.02)
-        if config.max_correction_depth < 0:
+        if not config.corrects:
             self.correction.requires_grad_(False)
 
     @property
@@ -158,7 +177,7 @@ class FoveaDrafter(Drafter):
 
     def remember(self, visual: Tensor, generator: torch.Generator | None = None) -> VisualMemory | None:
         """Memory of the visual tokens [N, D] of a request; None where no correction will ever happen."""
-        if self.config.max_correction_depth < 0 or visual.shape[0] == 0:
+        if not self.config.corrects or visual.shape[0] == 0:
             return None
         return self.correction.remember(visual.to(self.dtype), generator=generator)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fovea.decoding.growth import TreeConfig, grow
 from fovea.decoding.tree import DraftTree
-from fovea.drafters.base import Drafter
+from fovea.drafters.base import Context, Drafter
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import Prefill
 from fovea.targets.kv_cache import KVCache
@@ -63,17 +63,7 @@ class NeuralProposer:
             dtype=drafter.dtype,
             device=drafter.device,
         )
-        if rows:
-            drafter(
-                context.embeds[None],
-                context.states[None],
-                drafter.rotary(context.positions, self._dtype),
-                self._attend_causally,
-                is_visual=context.is_visual[None],
-                carried=None if context.carried is None else context.carried[None],
-            )
-            self.cache.advance(rows)
-            self.cache.keep(range(rows))
+        self._read(context)
 
     def commit(self, tokens: Tensor, states: Tensor) -> None:
         self._pairs.append((tokens, states))
@@ -135,6 +125,22 @@ class NeuralProposer:
         self._next_position += count
         self._root_position = self._next_position - 1
         return h[:, -1:]
+
+    def _read(self, context: Context) -> None:
+        """Runs the rows of the context, and commits them."""
+        rows = len(context.embeds)
+        if not rows:
+            return
+        self.drafter(
+            context.embeds[None],
+            context.states[None],
+            self.drafter.rotary(context.positions, self._dtype),
+            self._attend_causally,
+            is_visual=context.is_visual[None],
+            carried=None if context.carried is None else context.carried[None],
+        )
+        self.cache.advance(rows)
+        self.cache.keep(range(rows))
 
     def _run(self, embeds: Tensor, states: Tensor, rotation: Rotation) -> Tensor:
         """h [1, n, D] of text rows behind the context."""

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fovea.decoding.growth import TreeConfig
 from fovea.decoding.selection import GREEDY, Selection
 from fovea.drafters.base import Drafter
+from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import TrainingFree
@@ -90,7 +91,7 @@ class DrafterEvaluation:
             if isinstance(drafter, TrainingFree):
                 proposer, about = drafter.proposer(target.spec), drafter.settings()
             else:
-                proposer = NeuralProposer(decoding_copy(drafter, target), self.tree)
+                proposer = proposer_for(decoding_copy(drafter, target), self.tree)
                 about = drafting_settings(proposer)
             with _bar(self.progress and _first_rank()) as progress:
                 result = evaluate_and_save(

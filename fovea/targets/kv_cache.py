@@ -66,3 +66,7 @@ class KVCache:
             self.buffer[:, :, :, :, self.length : self.length + count] = kept
         self.length += count
         self.pending = 0
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.length = self.pending = 0
