@@ -31,14 +31,15 @@ def only(folder: Path, pattern: str) -> Path:
 
 @pytest.fixture(scope="module")
 def workplace(small_target_path, tmp_path_factory) -> tuple[Path, list[str]]:
-    """A folder with twelve conversations about pictures of their own, and the overrides of a job on them."""
+    """A folder with twelve conversations, ten of them about pictures, and the overrides of a job on them."""
     folder = tmp_path_factory.mktemp("whole_job")
     with (folder / "conversations.jsonl").open("w") as stream:
         for number in range(12):
             Image.new("RGB", (84 + 28 * (number % 3), 84), (20 * number, 90, 160)).save(folder / f"{number}.png")
-            question = [{"type": "image"}, {"type": "text", "text": f"what is in the picture? {number}"}]
+            images = [f"{number}.png"] if number < 10 else []
+            question = [{"type": "image"}] * len(images) + [{"type": "text", "text": f"what is it? {number}"}]
             record = {"key": f"k.{number}", "messages": [{"role": "user", "content": question}]}
-            stream.write(json.dumps(record | {"images": [f"{number}.png"], "source": "ab"[number % 2]}) + "\n")
+            stream.write(json.dumps(record | {"images": images, "source": "ab"[number % 2]}) + "\n")
     return folder, [
         f"model.path={small_target_path}",
         "model.mid_layers=[1,2]",
