@@ -30,7 +30,7 @@ from fovea.training.draft_vocabulary import answer_token_counts
 logger = logging.getLogger(__name__)
 
 #: What artifacts from elsewhere must have in common with the target and the configuration.
-_OF_THE_TARGET = ("weights", "processor", "mid_layers")
+_OF_THE_TARGET = ("weights", "processor", "mid_layers", "feature_layers")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class ArtifactDataModule(L.LightningDataModule):
     def _open(self, source: ConversationSource | str | Path) -> IndexedArtifacts | StreamedArtifacts:
         if isinstance(source, ConversationSource):
             folder = self.folder_of(source)
-            artifacts = open_artifacts(folder)
+            artifacts = open_artifacts(folder, self.export_config.feature_layers)
             artifacts.manifest.fingerprint.require(self._fingerprint(source), str(folder))
             return artifacts
         location = str(source)
@@ -189,9 +189,10 @@ class ArtifactDataModule(L.LightningDataModule):
                 shuffle_buffer=self.loader.shuffle_buffer if source is self.train_source else 0,
                 seed=self.loader.seed,
                 cache=self.root / "streamed",
+                feature_layers=self.export_config.feature_layers,
             )
         else:
-            artifacts = open_artifacts(location)
+            artifacts = open_artifacts(location, self.export_config.feature_layers)
         expected = fingerprint_checkpoint(self.checkpoint, self.export_config, data="")
         artifacts.manifest.fingerprint.require(expected, location, fields=_OF_THE_TARGET)
         return artifacts

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
-from fovea.app.settings import Settings, read_settings
+from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
 from fovea.decoding.selection import resolve
 from fovea.drafters.base import Drafter
@@ -71,7 +71,8 @@ def find_target(job: Job) -> Path:
 
 def make_datamodule(job: Job, target: Path) -> L.LightningDataModule:
     """The data module; it exports artifacts where they are missing, for which alone it loads the target."""
-    return sources.make_datamodule(job.cfg, job.settings, target, _loader(job, target, to_device=True))
+    settings = with_layers_read(job.settings, load_spec(target))
+    return sources.make_datamodule(job.cfg, settings, target, _loader(job, target, to_device=True))
 
 
 def _loader(job: Job, target: Path, *, to_device: bool) -> Callable[[], HFTarget]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.utils import get_class
@@ -16,6 +16,7 @@ from fovea.decoding.selection import SelectionConfig
 from fovea.drafters import training_free
 from fovea.drafters.registry import drafter_type
 from fovea.evaluation.speed import SpeedConfig
+from fovea.targets.base import TargetSpec
 from fovea.training.module import UnrollConfig
 from fovea.training.objective import ObjectiveConfig
 
@@ -76,6 +77,21 @@ def read_settings(cfg: DictConfig) -> Settings:
         if settings.unroll.steps is not None and settings.unroll.steps > deepest:
             raise SettingError(f"unroll.steps is {settings.unroll.steps}; drafter.depth allows 1 to {deepest}")
     return settings
+
+
+def with_layers_read(settings: Settings, spec: TargetSpec) -> Settings:
+    """``settings`` in which the target of ``spec`` teaches the layers that the drafter reads.
+
+    Raises:
+        SettingError: others are named in the export.
+    """
+    read, named = settings.drafter.layers_read(spec), settings.export.feature_layers
+    if named and not set(read) <= set(named):
+        raise SettingError(
+            f"data.export.feature_layers is {list(named)} and the drafter reads layers {list(read)}; add them, or "
+            "leave it empty"
+        )
+    return replace(settings, export=replace(settings.export, feature_layers=named or read))
 
 
 def build_named(cfg: DictConfig, where: str) -> Any:

@@ -47,6 +47,7 @@ def _run(options: argparse.Namespace) -> None:
     try:
         config = ExportConfig(
             mid_layers=tuple(layers),
+            feature_layers=tuple(options.feature_layers),
             dtype=options.dtype,
             answers=options.answers,
             max_new_tokens=options.max_new_tokens,
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", nargs="+", required=True, metavar="SOURCE", help="module:factory, then key=value")
     add("--out", type=Path, required=True, help="folder of the artifacts")
     add("--mid-layers", type=int, nargs="+", help="layers of the mid state (default: the first two fifths, less two)")
+    add("--feature-layers", type=int, nargs="+", default=(), help="layers whose outputs are stored too, as for EAGLE-3")
     add("--dtype", choices=STORED_DTYPES, default="bf16", help="stored dtype of the states")
     add("--answers", choices=("target", "dataset"), default="target", help="whose answers the drafter learns")
     add("--max-new-tokens", type=int, default=500, help="cap of the target's answers, in tokens")

@@ -14,6 +14,7 @@ class ExportConfig:
 
     Attributes:
         mid_layers: layers that the mid state of a token is chosen from; outputs of layers 1..L.
+        feature_layers: layers whose outputs are stored beside, for drafters that read them.
         dtype: stored dtype of the states: bf16, fp32, or fp8 with a scale per row.
         answers: "target" lets the target answer every user turn, "dataset" takes the answers that are there.
         max_new_tokens: cap of the target's answers, in tokens.
@@ -24,6 +25,7 @@ class ExportConfig:
     """
 
     mid_layers: tuple[int, ...]
+    feature_layers: tuple[int, ...] = ()
     dtype: StoredDtype = "bf16"
     answers: Literal["target", "dataset"] = "target"
     max_new_tokens: int = 500
@@ -35,6 +37,8 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if not self.mid_layers or len(set(self.mid_layers)) != len(self.mid_layers):
             raise ValueError(f"mid_layers must be different layers, at least one, got {list(self.mid_layers)}")
+        if len(set(self.feature_layers)) != len(self.feature_layers):
+            raise ValueError(f"feature_layers must be different layers, got {list(self.feature_layers)}")
         if self.dtype not in STORED_DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; choose from: {', '.join(STORED_DTYPES)}")
         if self.answers not in ("target", "dataset"):

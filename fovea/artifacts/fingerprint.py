@@ -35,6 +35,7 @@ class Fingerprint:
         processor: settings of image processor and tokenizer by dotted name.
         data: hash of the conversations.
         mid_layers: layers that the mid state is chosen from.
+        feature_layers: layers whose outputs are stored; more than are wanted do no harm.
         dtype: stored dtype of the states.
         answers: "dataset" or "target".
         max_new_tokens: cap of the target's answers; None if the data set's are used.
@@ -51,6 +52,7 @@ class Fingerprint:
     answers: str
     max_new_tokens: int | None = None
     max_tokens: int | None = None
+    feature_layers: tuple[int, ...] = ()
     target: str = ""
     revision: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -58,17 +60,26 @@ class Fingerprint:
     @staticmethod
     def from_json(values: dict[str, Any]) -> Fingerprint:
         """The fingerprint of its JSON object."""
-        return Fingerprint(**{**values, "mid_layers": tuple(values["mid_layers"])})
+        layers = {name: tuple(values.get(name, ())) for name in ("mid_layers", "feature_layers")}
+        return Fingerprint(**{**values, **layers})
 
     def digest(self) -> str:
         """16 hex digits over all that must agree; names a folder in the cache."""
         binding = {name: value for name, value in asdict(self).items() if name not in PROVENANCE}
+        if not self.feature_layers:
+            del binding["feature_layers"]  # as it was before there were any
         return hashlib.sha256(json.dumps(binding, sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
-        """Values here and in ``other`` of every field that must agree and does not, by dotted name."""
+        """Values here and in ``other`` of every field that must agree and does not, by dotted name.
+
+        Feature layers agree if those of ``other`` are among them.
+        """
         mine, theirs = _flat(asdict(self)), _flat(asdict(other))
-        names = [name for name in mine | theirs if name.split(".")[0] not in PROVENANCE]
+        apart = PROVENANCE
+        if set(other.feature_layers) <= set(self.feature_layers):
+            apart = (*PROVENANCE, "feature_layers")
+        names = [name for name in mine | theirs if name.split(".")[0] not in apart]
         return {n: (mine.get(n), theirs.get(n)) for n in names if mine.get(n) != theirs.get(n)}
 
     def require(self, expected: Fingerprint, where: str, fields: Collection[str] | None = None) -> None:
@@ -105,6 +116,7 @@ def fingerprint_checkpoint(
         processor=processor_settings(checkpoint),
         data=data,
         mid_layers=config.mid_layers,
+        feature_layers=config.feature_layers,
         dtype=config.dtype,
         answers=config.answers,
         max_new_tokens=config.max_new_tokens if config.answers == "target" else None,

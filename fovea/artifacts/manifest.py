@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,19 @@ class Manifest:
         """The samples, shard by shard."""
         for shard in self.shards:
             yield from shard.samples
+
+    def require_feature_layers(self, wanted: Sequence[int], where: str) -> None:
+        """Refuses artifacts, found at ``where``, that lack outputs of the layers ``wanted``.
+
+        Raises:
+            ArtifactError: naming the layers wanted and those that are there.
+        """
+        held = self.fingerprint.feature_layers
+        if not set(wanted) <= set(held):
+            raise ArtifactError(
+                f"the drafter reads the outputs of layers {list(wanted)} and the artifacts in {where} hold "
+                f"{f'those of {list(held)}' if held else 'none'}; export with feature_layers={list(wanted)}"
+            )
 
     def summary(self) -> str:
         """One line: samples, tokens, supervised positions, visual tokens, gigabytes, and what was skipped."""

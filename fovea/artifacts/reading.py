@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +21,11 @@ class IndexedArtifacts(Dataset[TeacherSample]):
     """Samples by number, in the order of the manifest; shards are mapped when first touched.
 
     bf16 and fp32 states are views of a private mapping: writing to them changes neither the file nor other processes.
+    Outputs of ``feature_layers`` are read with them.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest):
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, folder: Path, manifest: Manifest, feature_layers: Sequence[int] = ()):
+        self.folder, self.manifest, self.feature_layers = folder, manifest, tuple(feature_layers)
         self.entries: list[SampleEntry] = list(manifest.samples())
         self._shard_of: list[ShardEntry] = [shard for shard in manifest.shards for _ in shard.samples]
         self._maps: dict[str, Tensor] = {}
@@ -58,7 +60,7 @@ class IndexedArtifacts(Dataset[TeacherSample]):
         content = self._map(shard)
         meta, data = (content[offset : offset + size] for offset, size in (entry.meta, entry.data))
         try:
-            sample, about = decode_sample(meta.numpy().tobytes(), data)
+            sample, about = decode_sample(meta.numpy().tobytes(), data, self.feature_layers)
         except ArtifactError as error:
             raise ArtifactError(f"{where}: {error}") from error
         except (ValueError, KeyError) as error:
@@ -80,15 +82,16 @@ class IndexedArtifacts(Dataset[TeacherSample]):
         return self.__dict__ | {"_maps": {}}
 
 
-def open_artifacts(folder: Path | str) -> IndexedArtifacts:
-    """The samples of a finished export in a local folder.
+def open_artifacts(folder: Path | str, feature_layers: Sequence[int] = ()) -> IndexedArtifacts:
+    """The samples of a finished export in a local folder, with outputs of ``feature_layers`` if any are wanted.
 
     Raises:
-        ArtifactError: if the manifest is missing or damaged, a shard is missing, cut or of another size, or a shard
-            lies there that the manifest does not know.
+        ArtifactError: if the manifest is missing or damaged, a shard is missing, cut or of another size, a shard
+            lies there that the manifest does not know, or the layers were not exported.
     """
     folder = Path(folder)
     manifest = Manifest.read(folder)
+    manifest.require_feature_layers(feature_layers, str(folder))
     for shard in manifest.shards:
         path = folder / shard.name
         if not path.is_file():
@@ -101,7 +104,7 @@ def open_artifacts(folder: Path | str) -> IndexedArtifacts:
     known = {shard.name for shard in manifest.shards}
     if strangers := sorted(path.name for path in folder.glob("*.tar") if path.name not in known):
         raise ArtifactError(f"{folder} holds {len(strangers)} shards that its manifest does not list: {strangers[0]}")
-    return IndexedArtifacts(folder, manifest)
+    return IndexedArtifacts(folder, manifest, feature_layers)
 
 
 def check_entry(sample: TeacherSample, entry: SampleEntry, where: str) -> None:

@@ -4,15 +4,16 @@ Legend: ``T`` tokens, ``A`` rotary axes, ``N`` visual tokens, ``R`` supervised p
 
 Tensors of the safetensors member: ``ids`` [T] and ``positions`` [A, T] int32, ``answer_mask`` and ``is_visual`` [T]
 bool, and the states ``last`` [T, D], ``mid`` [R, D], ``visual`` [N, D] in the dtype of the export. For fp8 (e4m3) each
-row of a state is divided by its largest magnitude over 448, kept as ``<state>.scale`` [rows, 1] float32. Artifacts of
-older versions have no ``importance`` [N] float32 of the visual tokens.
+row of a state is divided by its largest magnitude over 448, kept as ``<state>.scale`` [rows, 1] float32. Outputs of
+feature layers are states ``feature.<layer>`` [T, D], one for each layer that was asked for. Artifacts of older versions
+have no ``importance`` [N] float32 of the visual tokens.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -71,6 +72,8 @@ def check_sample(sample: TeacherSample) -> None:
     }
     if sample.importance is not None:
         lengths["importance"] = (sample.importance.shape[0], sample.visual.shape[0])
+    if sample.features is not None:
+        lengths["features"] = (sample.features.shape[0], tokens)
     wrong = [f"{name} has {found} rows instead of {want}" for name, (found, want) in lengths.items() if found != want]
     if wrong:
         raise ArtifactError(f"sample '{sample.key}' of {tokens} tokens does not fit together: {', '.join(wrong)}")
@@ -91,8 +94,12 @@ def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -
     }
     if sample.importance is not None:
         tensors["importance"] = sample.importance.to("cpu", torch.float32)
-    for name in _STATES:
-        tensors |= _store_states(getattr(sample, name).cpu(), name, sample.key, dtype)
+    states = {name: getattr(sample, name) for name in _STATES}
+    if sample.features is not None:
+        outputs = sample.features.chunk(len(sample.feature_layers), dim=-1)
+        states |= {f"feature.{layer}": output for layer, output in zip(sample.feature_layers, outputs, strict=True)}
+    for name, rows in states.items():
+        tensors |= _store_states(rows.cpu(), name, sample.key, dtype)
     # Cloned: older safetensors refuse views that share a storage, as the states of one forward pass may.
     data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
     about = {
@@ -123,12 +130,13 @@ def _store_states(states: Tensor, name: str, key: str, dtype: StoredDtype) -> di
     return result
 
 
-def decode_sample(meta: bytes, data: Tensor) -> tuple[TeacherSample, SampleMeta]:
+def decode_sample(meta: bytes, data: Tensor, feature_layers: Sequence[int] = ()) -> tuple[TeacherSample, SampleMeta]:
     """The sample of a ``meta.json`` and a ``safetensors`` member; bf16 and fp32 states are views of ``data``.
 
     Args:
         meta: bytes of ``meta.json``.
         data: [bytes] uint8, the safetensors member; on a multiple of 8 bytes in its storage, as tar members are.
+        feature_layers: layers whose outputs are wanted, side by side; they are a copy.
 
     Raises:
         ArtifactError: if the bytes are no sample, or its tensors do not fit together.
@@ -148,6 +156,8 @@ def decode_sample(meta: bytes, data: Tensor) -> tuple[TeacherSample, SampleMeta]
             visual=_load_states(tensors, "visual"),
             grids=_pairs(about["grids"]),
             importance=tensors.get("importance"),
+            features=_join_features(tensors, feature_layers),
+            feature_layers=tuple(feature_layers),
         )
     except KeyError as error:
         raise ArtifactError(
@@ -159,6 +169,10 @@ def decode_sample(meta: bytes, data: Tensor) -> tuple[TeacherSample, SampleMeta]
 
 def _pairs(values: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((first, second) for first, second in values)
+
+
+def _join_features(tensors: Mapping[str, Tensor], layers: Sequence[int]) -> Tensor | None:
+    return torch.cat([_load_states(tensors, f"feature.{layer}") for layer in layers], dim=-1) if layers else None
 
 
 def _load_states(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -85,6 +85,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         shuffle_buffer: samples among which the next one is drawn; 0 reads in the order of the shards.
         seed: of shuffling, together with the epoch.
         cache: folder that keeps local copies of the shards; None reads them anew in every epoch.
+        feature_layers: layers whose outputs are wanted.
 
     Attributes:
         num_workers: what to give to the loader.
@@ -99,14 +100,17 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         shuffle_buffer: int = 256,
         seed: int = 0,
         cache: Path | None = None,
+        feature_layers: Sequence[int] = (),
     ):
         """Reads the manifest.
 
         Raises:
-            ArtifactError: if there is none, or there are fewer shards than ranks.
+            ArtifactError: if there is none, there are fewer shards than ranks, or the layers were not exported.
         """
         super().__init__()
         self.location, self.manifest = location, read_manifest(location)
+        self.manifest.require_feature_layers(feature_layers, location)
+        self.feature_layers = tuple(feature_layers)
         self.batch_size, self.shuffle_buffer, self.seed, self.epoch = batch_size, shuffle_buffer, seed, 0
         # Sets with shards of the same names share a cache folder without meeting.
         self.cache = None if cache is None else cache / self.manifest.fingerprint.digest()
@@ -176,7 +180,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
                     if META not in members or TENSORS not in members:
                         lacking = f" (sample '{members['__key__']}' lacks {META} or {TENSORS})"
                         raise ArtifactError(_broken(where, found, shard, lacking))
-                    sample = _decode(members)
+                    sample = _decode(members, self.feature_layers)
                     check_entry(sample, entry, where)
                     found += 1
                     yield sample
@@ -216,10 +220,10 @@ def _tar_members(stream: BinaryIO, name: str) -> Iterable[dict[str, Any]]:
     return tar_file_expander([{"url": name, "stream": stream}])
 
 
-def _decode(members: dict[str, Any]) -> TeacherSample:
+def _decode(members: dict[str, Any], feature_layers: Sequence[int]) -> TeacherSample:
     # bytearray: a tensor over bytes would claim to be writable.
     data = torch.frombuffer(bytearray(members[TENSORS]), dtype=torch.uint8)
-    return decode_sample(members[META], data)[0]
+    return decode_sample(members[META], data, feature_layers)[0]
 
 
 def _broken(where: str, found: int, shard: ShardEntry, why: str) -> str:

@@ -53,7 +53,9 @@ class ConversationTeacher:
         useful = [(c, encoded) for c, encoded in readable if self._teaches(c, encoded)]
         if not useful:
             return []
-        samples = self.target.teach([encoded for _, encoded in useful], self.config.mid_layers)
+        layers = self.config.feature_layers
+        asked = {"feature_layers": layers} if layers else {}
+        samples = self.target.teach([encoded for _, encoded in useful], self.config.mid_layers, **asked)
         return [Taught(c, encoded, sample) for (c, encoded), sample in zip(useful, samples, strict=True)]
 
     def _readable(self, batch: Sequence[Conversation]) -> list[tuple[Conversation, Encoded]]:

@@ -24,6 +24,8 @@ class Proposer(Protocol):
     def commit(self, tokens: Tensor, states: Tensor) -> None:
         """Takes newly committed ``tokens`` [k] and the target's states f [k, D] that predicted them.
 
+        A :class:`FeatureReader` gets the outputs of its layers instead.
+
         ``states[i]`` is the state of the token *before* ``tokens[i]``, so a pair is one input of a drafter that reads
         (embedding of token t + 1, state at t). The last token is the root of the next tree, if the answer goes on: the
         tokens that end an answer are handed over too.
@@ -33,6 +35,14 @@ class Proposer(Protocol):
     def propose(self) -> DraftTree:
         """The draft tree below the last committed token. The committed caches stay as they are."""
         ...
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """A proposer that reads outputs of some of the target's layers wherever others read its states f."""
+
+    #: See :mod:`fovea.targets.feature_layers`; empty for f.
+    feature_layers: tuple[int, ...]
 
 
 @runtime_checkable

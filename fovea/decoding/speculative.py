@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fovea.decoding.meter import Meter
-from fovea.decoding.proposer import Noting, Observer, Proposer
+from fovea.decoding.proposer import FeatureReader, Noting, Observer, Proposer
 from fovea.decoding.selection import GREEDY, Selection, greedy
 from fovea.decoding.stopping import cut, token_cap
 from fovea.decoding.trace import GenerationTrace, Round
@@ -45,10 +45,12 @@ def generate(
     meter = Meter(target.device)
 
     selector = selection.begin(target, encoded, eos_ids, cap)
-    state, prefill = target.prefill(encoded, cap, draft_rows=proposer.max_drafts)
+    layers = proposer.feature_layers if isinstance(proposer, FeatureReader) else ()
+    asked = {"feature_layers": layers} if layers else {}
+    state, prefill = target.prefill(encoded, cap, draft_rows=proposer.max_drafts, **asked)
     proposer.start(prefill)
-    states = prefill.hidden[-1:]
-    committed, trace.finish = cut(selector.select(target.lm_head(states)).tolist(), eos_ids, cap)
+    states = prefill.read[-1:]
+    committed, trace.finish = cut(selector.select(target.lm_head(prefill.hidden[-1:])).tolist(), eos_ids, cap)
     trace.tokens += committed
     trace.prefill_s = meter.lap()
     while not trace.finish:
@@ -64,7 +66,7 @@ def generate(
         if observer:
             observer.observe(greedy(logits).tolist())
         target.commit(state, verdict.rows)
-        committed, states = verdict.committed, hidden[verdict.rows]
+        committed, states = verdict.committed, state.read(hidden)[verdict.rows]
         trace.tokens += committed
         trace.finish = verdict.finish
         rest_s = meter.lap()

@@ -58,6 +58,11 @@ class DrafterConfig:
         if self.draft_vocabulary is not None:
             self._require_positive("draft_vocabulary")
 
+    def layers_read(self, spec: TargetSpec) -> tuple[int, ...]:
+        """Feature layers of the target that the drafter reads in the place of f; most read f."""
+        del spec
+        return ()
+
     def _require_positive(self, *names: str) -> None:
         for name in names:
             if getattr(self, name) < 1:
@@ -133,6 +138,8 @@ class Drafter(nn.Module):
         self.token_ids: Tensor | None
         self.register_buffer("token_ids", unchosen_vocabulary(config.draft_vocabulary, spec))
         self._head_rows: tuple[Tensor, Tensor] | None = None
+        #: Layers of the target whose outputs are its true states, see :mod:`fovea.targets.feature_layers`; empty for f.
+        self.feature_layers: tuple[int, ...] = config.layers_read(spec)
         self.rotary = Rotary(spec.rope if config.rope == "target" else RopeSpec(spec.rope.theta), spec.head_dim)
 
     @property
@@ -215,7 +222,7 @@ class Drafter(nn.Module):
             generator: of random choices, on the host; None where they must be reproducible (decoding).
         """
         positions = self._own_positions(committed.positions)
-        states = self.inject(committed.hidden[:-1])
+        states = self.inject(committed.read[:-1])
         if self.training and generator is not None and self.config.feature_noise:
             states = disturb(states, self.config.feature_noise, generator)
         return Context(

@@ -43,24 +43,29 @@ class SwiGLU(nn.Module):
 class DecoderBlock(nn.Module):
     """One block of the target's architecture; ``layer`` is its place in the cache.
 
-    EAGLE's first block is without ``input_norm``: it reads its input as it is.
+    EAGLE's first block is without ``input_norm``: it reads its input as it is. EAGLE-3's attention reads ``beside``
+    more numbers per row, which its residual stream does not hold.
     """
 
-    def __init__(self, spec: TargetSpec, layer: int, *, input_norm: bool = True) -> None:
+    def __init__(self, spec: TargetSpec, layer: int, *, input_norm: bool = True, beside: int = 0) -> None:
         super().__init__()
         self.layer = layer
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         query_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.input_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps) if input_norm else nn.Identity()
-        self.qkv_proj = nn.Linear(spec.hidden_size, query_width + 2 * kv_width, bias=spec.qkv_bias)
+        self.qkv_proj = nn.Linear(beside + spec.hidden_size, query_width + 2 * kv_width, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(query_width, spec.hidden_size, bias=False)
         self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.mlp = SwiGLU(spec.hidden_size, spec.intermediate_size)
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """Output [B, n, D] of ``x`` [B, n, D]; the rotations [n, 1, E] or [B, n, 1, E] are those of its rows."""
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend, beside: Tensor | None = None) -> Tensor:
+        """Output [B, n, D] of ``x`` [B, n, D]; the rotations [n, 1, E] or [B, n, 1, E] are those of its rows.
+
+        ``beside`` [B, n, any] is what the attention reads before ``x``, as it is.
+        """
         batch, rows, _ = x.shape
-        heads = self.qkv_proj(self.input_norm(x)).view(batch, rows, -1, self.head_dim)
+        read = self.input_norm(x) if beside is None else torch.cat((beside, self.input_norm(x)), dim=-1)
+        heads = self.qkv_proj(read).view(batch, rows, -1, self.head_dim)
         heads, values = torch.split_with_sizes(heads, (self.num_heads + self.num_kv_heads, self.num_kv_heads), 2)
         heads = torch.addcmul(heads * rotation.cos, heads.roll(self.head_dim // 2, -1), rotation.sin)
         queries, keys = torch.split_with_sizes(heads.transpose(1, 2), (self.num_heads, self.num_kv_heads), 1)

@@ -30,6 +30,7 @@ class NeuralProposer:
         self.drafter = drafter
         self.tree = tree
         self.max_drafts = tree.max_drafts
+        self.feature_layers = drafter.feature_layers
         self.memory: VisualMemory | None = None
         #: What the nodes of the last tree retrieved, pass by pass.
         self.evidence: list[Retrieved] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fovea.drafters.base import Drafter, DrafterConfig
 from fovea.drafters.dream import DreamDrafter
+from fovea.drafters.eagle3 import Eagle3Drafter
 from fovea.drafters.eaglevlm import EagleVlmDrafter
 from fovea.drafters.fovea import FoveaDrafter
 from fovea.drafters.msd import MsdDrafter
@@ -14,6 +15,7 @@ from fovea.targets.head import TargetHead
 _KINDS: tuple[type[Drafter], ...] = (
     FoveaDrafter,
     EagleVlmDrafter,
+    Eagle3Drafter,
     MsdDrafter,
     DreamDrafter,
     ViSpecDrafter,

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
-from fovea.decoding.proposer import Proposer
+from fovea.decoding.proposer import FeatureReader, Proposer
 from fovea.decoding.selection import GREEDY, Selection
 from fovea.decoding.speculative import generate
 from fovea.decoding.tree import DraftTree
@@ -31,7 +31,7 @@ _HEAT = LinearSegmentedColormap.from_list("evidence", [(0.84, 0.37, 0.0, 0.0), (
 _PANEL, _TALLEST = 2.0, 6.0
 
 
-class RetrievingProposer(Proposer, Protocol):
+class RetrievingProposer(Proposer, FeatureReader, Protocol):
     """A proposer that remembers what the nodes of its last tree retrieved, pass by pass, the root's first."""
 
     evidence: list[Retrieved]
@@ -78,6 +78,7 @@ class _Watching:
     def __init__(self, proposer: RetrievingProposer) -> None:
         self.proposer = proposer
         self.max_drafts = proposer.max_drafts
+        self.feature_layers = proposer.feature_layers
         self.seen: list[tuple[int, np.ndarray, int]] = []
         self._committed = 0
 

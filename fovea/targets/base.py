@@ -113,11 +113,19 @@ class TargetState:
     #: Rotary position minus cache slot for text behind the prompt: an image takes more slots than positions.
     rope_delta: int
     axes: int
+    #: Layers whose outputs the drafter reads, see :mod:`fovea.targets.feature_layers`.
+    feature_layers: tuple[int, ...] = ()
+    #: [n, k D] outputs of these layers for the rows of the last pass, pending ones; None without such layers.
+    features: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Committed tokens in the cache."""
         return self.cache.length
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """[n, F] what the drafter reads of the last pass, whose states f are ``hidden`` [n, D]."""
+        return hidden if self.features is None else self.features
 
     def text_positions(self, offsets: Tensor) -> Tensor:
         """[A, n] rotary positions of text ``offsets`` [n] tokens behind the committed rows (0 is the next one)."""
@@ -140,6 +148,7 @@ class Prefill:
         importance: gives [N] float32, how much the target attends to each visual token, see
             :func:`fovea.targets.importance.visual_importance`; computed when it is asked for. None where it is not
             known.
+        features: [T, k D] outputs of the k feature layers side by side; None if none were asked for.
     """
 
     ids: Tensor
@@ -151,6 +160,12 @@ class Prefill:
     capacity: int
     answer_mask: Tensor | None = None
     importance: Callable[[], Tensor] | None = None
+    features: Tensor | None = None
+
+    @property
+    def read(self) -> Tensor:
+        """[T, F] the states that the drafter reads: features where it asked for some, else f."""
+        return self.hidden if self.features is None else self.features
 
 
 class Target(Protocol):
@@ -182,8 +197,13 @@ class Target(Protocol):
         """
         ...
 
-    def prefill(self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0) -> tuple[TargetState, Prefill]:
-        """Runs vision tower and prompt; the cache has room for ``max_new_tokens`` and ``draft_rows`` pending rows."""
+    def prefill(
+        self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0, feature_layers: Sequence[int] = ()
+    ) -> tuple[TargetState, Prefill]:
+        """Runs vision tower and prompt; the cache has room for ``max_new_tokens`` and ``draft_rows`` pending rows.
+
+        Outputs of ``feature_layers`` are in the prefill, and after every :meth:`extend` in the state.
+        """
         ...
 
     def extend(self, state: TargetState, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:
@@ -205,7 +225,9 @@ class Target(Protocol):
         """Logits [..., V] of states f."""
         ...
 
-    def teach(self, batch: Sequence[Encoded], mid_layers: Sequence[int]) -> list[TeacherSample]:
+    def teach(
+        self, batch: Sequence[Encoded], mid_layers: Sequence[int], *, feature_layers: Sequence[int] = ()
+    ) -> list[TeacherSample]:
         """One forward pass over complete conversations; what they teach a drafter, one sample per conversation."""
         ...
 

@@ -25,6 +25,7 @@ from fovea.targets.attention import AttentionProbe
 from fovea.targets.base import Encoded, Prefill, TargetSpec, TargetState
 from fovea.targets.conversation import Conversation
 from fovea.targets.encoding import Grid, ReadImages, encode
+from fovea.targets.feature_layers import FeatureTap, tap
 from fovea.targets.head import TargetHead
 from fovea.targets.importance import ImportanceProbe
 from fovea.targets.kv_cache import KVCache
@@ -132,11 +133,14 @@ class HFTarget:
     # -- decoding -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def prefill(self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0) -> tuple[TargetState, Prefill]:
+    def prefill(
+        self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0, feature_layers: Sequence[int] = ()
+    ) -> tuple[TargetState, Prefill]:
         """See :meth:`fovea.targets.base.Target.prefill`.
 
         Raises:
-            ValueError: prompt and new tokens reach beyond the positions that the target knows.
+            ValueError: prompt and new tokens reach beyond the positions that the target knows, or it has no such
+                layers.
         """
         if encoded.next_position + max_new_tokens > self.spec.max_positions:
             raise ValueError(
@@ -152,12 +156,25 @@ class HFTarget:
         embeds = self.merge(ids, is_visual, visual)
         answer_mask = encoded.answer_mask.to(device)
         probe = ImportanceProbe(is_visual[None], supervised_positions(answer_mask)[None], [tokens])
-        hidden = self.run_layers(embeds[None], positions[:, None], None, cache=_LayerCache(cache), last_probe=probe)[0]
+        features = tap(feature_layers, spec.num_layers)
+        watched = {"last_probe": probe, "features": features}
+        hidden = self.run_layers(embeds[None], positions[:, None], None, cache=_LayerCache(cache), **watched)[0]
         cache.advance(tokens)
         cache.keep(range(tokens))
-        state = TargetState(cache=cache, rope_delta=encoded.next_position - tokens, axes=spec.rope.axes)
-        prefill = Prefill(ids, positions, embeds, hidden, visual, is_visual, capacity, answer_mask, probe.importance)
-        return state, prefill
+        rope_delta = encoded.next_position - tokens
+        state = TargetState(cache, rope_delta, axes=spec.rope.axes, feature_layers=tuple(feature_layers))
+        return state, Prefill(
+            ids=ids,
+            positions=positions,
+            embeds=embeds,
+            hidden=hidden,
+            visual=visual,
+            is_visual=is_visual,
+            capacity=capacity,
+            answer_mask=answer_mask,
+            importance=probe.importance,
+            features=None if features is None else features.states()[0],
+        )
 
     @torch.no_grad()
     def extend(self, state: TargetState, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:
@@ -170,7 +187,9 @@ class HFTarget:
         cache.keep(())
         embeds = F.embedding(ids, self._text.embed_tokens.weight)
         mask = self._mask(cache.length, ids.shape[0], tree_mask)
-        hidden = self.run_layers(embeds[None], positions[:, None], mask, cache=_LayerCache(cache))[0]
+        features = tap(state.feature_layers, self.spec.num_layers)
+        hidden = self.run_layers(embeds[None], positions[:, None], mask, cache=_LayerCache(cache), features=features)[0]
+        state.features = None if features is None else features.states()[0]
         cache.advance(ids.shape[0])
         return hidden
 
@@ -189,13 +208,18 @@ class HFTarget:
     # -- teaching -----------------------------------------------------------------------------------------------
 
     def teach(
-        self, batch: Sequence[Encoded], mid_layers: Sequence[int], mid_side: MidSide = "output"
+        self,
+        batch: Sequence[Encoded],
+        mid_layers: Sequence[int],
+        mid_side: MidSide = "output",
+        *,
+        feature_layers: Sequence[int] = (),
     ) -> list[TeacherSample]:
         """See :meth:`fovea.targets.base.Target.teach`; tensors with a width are on the target's device.
 
         ``mid_side`` says which side of the chosen layer is the mid state; "input" is what DREAM's code takes.
         """
-        return teach(self, batch, mid_layers, mid_side)
+        return teach(self, batch, mid_layers, mid_side, feature_layers)
 
     def answer(
         self, conversations: Sequence[Conversation], max_new_tokens: int, batch_size: int
@@ -214,6 +238,7 @@ class HFTarget:
         cache: Cache | None = None,
         selector: MidStateSelector | None = None,
         last_probe: AttentionProbe | None = None,
+        features: FeatureTap | None = None,
     ) -> Tensor:
         """States f [B, T, D] of embeddings [B, T, D].
 
@@ -232,6 +257,8 @@ class HFTarget:
             hidden_BTD = layer(before_BTD, **shared, **({"attention_probe": _all_of(probes)} if probes else {}))
             if watcher is not None:
                 watcher.after_layer(before_BTD, hidden_BTD)
+            if features is not None:
+                features.after_layer(number, hidden_BTD)
         return text.norm(hidden_BTD)
 
     def read_visual(self, batch: Sequence[Encoded]) -> Tensor:

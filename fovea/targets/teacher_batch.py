@@ -37,6 +37,8 @@ class TeacherSample:
         grids: rows and columns of each grid of visual tokens, in the order of the prompt.
         importance: [N] float32, how much the target attends to each visual token, see
             :func:`fovea.targets.importance.visual_importance`; None where it is not known.
+        features: [T, k D] outputs of ``feature_layers`` side by side; None without such layers.
+        feature_layers: k of them, see :mod:`fovea.targets.feature_layers`.
     """
 
     key: str
@@ -49,6 +51,8 @@ class TeacherSample:
     visual: Tensor
     grids: tuple[tuple[int, int], ...] = ()
     importance: Tensor | None = None
+    features: Tensor | None = None
+    feature_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class TeacherBatch:
         visual: [B, N, D] visual tokens, zero where padded.
         visual_valid: [B, N] bool.
         importance: [B, N] float32 of the visual tokens, zero where padded; None if that of any sample is not known.
+        features: [B, T, k D] outputs of ``feature_layers`` side by side; None without such layers.
+        feature_layers: k of them, the same for all samples.
     """
 
     keys: tuple[str, ...]
@@ -80,6 +86,26 @@ class TeacherBatch:
     visual: Tensor
     visual_valid: Tensor
     importance: Tensor | None = None
+    features: Tensor | None = None
+    feature_layers: tuple[int, ...] = ()
+
+    def read(self, layers: tuple[int, ...]) -> Tensor:
+        """[B, T, F] the states that a drafter of the feature layers ``layers`` reads; f for one of none.
+
+        Raises:
+            ValueError: the batch lacks one of them.
+        """
+        if not layers:
+            return self.last
+        if self.features is None or not set(layers) <= set(self.feature_layers):
+            raise ValueError(
+                f"the drafter reads the outputs of layers {list(layers)} and the samples hold those of "
+                f"{list(self.feature_layers)}; teach or export with feature_layers={list(layers)}"
+            )
+        if self.feature_layers == layers:
+            return self.features
+        outputs = self.features.chunk(len(self.feature_layers), dim=-1)
+        return torch.cat([outputs[self.feature_layers.index(layer)] for layer in layers], dim=-1)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TeacherBatch:
         """The batch on ``device``; states are cast to ``dtype`` if one is given, an order by importance stays exact."""
@@ -109,6 +135,8 @@ class TeacherBatch:
             visual=first.visual.new_zeros(batch, entries, first.last.shape[1]),
             visual_valid=torch.zeros(batch, entries, dtype=torch.bool),
             importance=_padded_importance(samples, entries),
+            features=None if first.features is None else first.last.new_zeros(batch, length, first.features.shape[1]),
+            feature_layers=first.feature_layers,
         )
         for row, sample in enumerate(samples):
             tokens, seen = sample.ids.shape[0], sample.visual.shape[0]
@@ -120,6 +148,8 @@ class TeacherBatch:
             out.last[row, :tokens] = sample.last
             out.visual[row, :seen] = sample.visual
             out.visual_valid[row, :seen] = True
+            if out.features is not None and sample.features is not None:
+                out.features[row, :tokens] = sample.features
         return out
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fovea.targets.base import Encoded
+from fovea.targets.feature_layers import tap
 from fovea.targets.importance import ImportanceProbe
 from fovea.targets.mid_states import MidSide, MidStateSelector, check_mid_layers
 from fovea.targets.padding import pad
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def teach(
-    target: HFTarget, batch: Sequence[Encoded], mid_layers: Sequence[int], mid_side: MidSide
+    target: HFTarget,
+    batch: Sequence[Encoded],
+    mid_layers: Sequence[int],
+    mid_side: MidSide,
+    feature_layers: Sequence[int] = (),
 ) -> list[TeacherSample]:
     """See :meth:`fovea.targets.base.Target.teach`.
 
@@ -32,7 +37,10 @@ def teach(
     selector = MidStateSelector(padded.supervised, mid_layers, mid_side)
     probe = ImportanceProbe(padded.is_visual, padded.supervised, [len(encoded.ids) for encoded in batch])
     embeds_BTD = target.merge(padded.ids, padded.is_visual, visual_ND)
-    last_BTD = target.run_layers(embeds_BTD, padded.positions, None, selector=selector, last_probe=probe)
+    features = tap(feature_layers, target.spec.num_layers)
+    watched = {"selector": selector, "last_probe": probe, "features": features}
+    last_BTD = target.run_layers(embeds_BTD, padded.positions, None, **watched)
+    features_BTF = None if features is None else features.states()
     mids = selector.states().split(padded.supervised.sum(1).tolist())
     visuals = visual_ND.split(padded.is_visual.sum(1).tolist())
     return [
@@ -47,6 +55,8 @@ def teach(
             visual=visual.clone(),
             grids=encoded.grids,
             importance=probe.importance(row),
+            features=None if features_BTF is None else features_BTF[row, : encoded.ids.shape[0]].clone(),
+            feature_layers=tuple(feature_layers),
         )
         for row, (encoded, mid, visual) in enumerate(zip(batch, mids, visuals, strict=True))
     ]

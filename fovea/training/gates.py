@@ -210,7 +210,7 @@ def _decoding_logits(drafter: Drafter, batch: TeacherBatch, sample: int, anchor:
     prompt = committed_text(drafter, batch, sample, visual, anchor + 1)
     proposer.start(replace(prompt, capacity=anchor + 2 + steps))
     tokens = batch.ids[sample, anchor + 1 : anchor + 1 + steps]
-    proposer.commit(tokens[:1], batch.last[sample, anchor : anchor + 1])
+    proposer.commit(tokens[:1], batch.read(drafter.feature_layers)[sample, anchor : anchor + 1])
     logits = []
     for depth, token in enumerate(tokens.cpu().numpy()[:, None]):
         parent = np.array([0 if depth else -1])

@@ -267,6 +267,7 @@ def committed_text(
         capacity=tokens,
         answer_mask=batch.answer_mask[sample, :tokens],
         importance=None if importance is None else lambda: importance,
+        features=batch.read(drafter.feature_layers)[sample, :tokens] if drafter.feature_layers else None,
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +81,15 @@ def eagle(weights: dict[str, Tensor], rows: Rows, spec: TargetSpec, *, bypass: b
     return x + mlp(own, x, spec)
 
 
+def eagle3(weights: dict[str, Tensor], rows: Rows, spec: TargetSpec) -> Tensor:
+    """h [n, D] of EAGLE-3 before its final norm."""
+    own, x = inside(weights, "blocks.0."), rows.states
+    embeds = rms(rows.embeds, weights["embed_norm.weight"], spec)
+    read = torch.cat((embeds, rms(x, own["input_norm.weight"], spec)), dim=-1)
+    x = x + attention(own, read, rows.positions, spec)
+    return x + mlp(own, x, spec)
+
+
 @dataclass(frozen=True)
 class Plain:
     """A drafter's formulas.
@@ -107,7 +115,7 @@ class Plain:
         embeds[taught.is_visual] = taught.visual
         rows = Rows(
             embeds[1 : anchor + 2],
-            self.inject(weights, _read(taught)[: anchor + 1]),
+            self.inject(weights, _read(taught, drafter.feature_layers)[: anchor + 1]),
             taught.is_visual[1 : anchor + 2],
             positions[:, 1 : anchor + 2],
         )
@@ -123,18 +131,29 @@ class Plain:
         return self.logits(weights, h[-1], drafter)
 
 
-def _read(taught: TeacherSample) -> Tensor:
-    features = getattr(taught, "features", None)
-    return taught.last if features is None else features
+def _read(taught: TeacherSample, layers: tuple[int, ...]) -> Tensor:
+    """What a drafter of these feature layers reads."""
+    if not layers or taught.features is None:
+        return taught.last
+    width, places = taught.last.shape[1], [taught.feature_layers.index(layer) for layer in layers]
+    return torch.cat([taught.features[:, width * place : width * (place + 1)] for place in places], dim=-1)
 
 
 PLAIN: dict[str, Plain] = {
     "eaglevlm": Plain(eagle),
     "msd": Plain(lambda weights, rows, spec: eagle(weights, rows, spec, bypass=True)),
+    "eagle3": Plain(
+        eagle3,
+        inject=lambda weights, states: states @ weights["fc.weight"].T,
+        logits=lambda weights, h, drafter: weights["lm_head.weight"] @ rms(h, weights["norm.weight"], drafter.spec),
+    ),
 }
 
+#: Feature layers of samples.
+LAYERS = (4, 1, 2)
 
-def sample(spec: TargetSpec, seed: int, parts: str, **more: Any) -> TeacherSample:
+
+def sample(spec: TargetSpec, seed: int, parts: str) -> TeacherSample:
     """A float64 sample; ``parts``: t text, a answer tokens, p a picture of 2 x 3 visual tokens."""
     draw = torch.Generator().manual_seed(seed)
     columns: list[list[int]] = []
@@ -157,5 +176,6 @@ def sample(spec: TargetSpec, seed: int, parts: str, **more: Any) -> TeacherSampl
         last=states(len(kinds)),
         mid=states(int(supervised_positions(answer_mask).sum())),
         visual=states(int(is_visual.sum())),
-        **more,
+        features=torch.cat([states(len(kinds)) for _ in LAYERS], dim=-1),
+        feature_layers=LAYERS,
     )

@@ -27,13 +27,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle2": ("eaglevlm", {"input_norm": False, "rope": "1d"}),
     "msd": ("msd", {}),
     "msd for llava": ("msd", {"input_norm": False, "rope": "target"}),
+    "eagle3": ("eagle3", {"feature_layers": (4, 1, 2), "draft_vocabulary": 24}),
+    "eagle3 of two layers": ("eagle3", {"draft_vocabulary": None}),
 }
 SHAPES = ("tptt" + "a" * 7 + "ttt" + "a" * 3, "ttt" + "a" * 4, "tpptt" + "a" * 5, "tpt" + "aaa" + "tpt" + "aaaa")
 
 
-def enlarged(drafter: Drafter) -> Drafter:
-    """``drafter`` with biases and norms away from 0 and 1, and attention that discriminates."""
+def enlarged(drafter: Drafter, spec: TargetSpec) -> Drafter:
+    """``drafter`` with some vocabulary, biases and norms away from 0 and 1, and attention that discriminates."""
     draw = torch.Generator().manual_seed(1)
+    drafter.choose_vocabulary(torch.rand(spec.vocab_size, generator=draw))
     with torch.no_grad():
         for name, weight in drafter.named_parameters():
             if weight.ndim == 1:
@@ -51,8 +54,8 @@ def make(spec: TargetSpec, head: TargetHead) -> Callable[[str], Drafter]:
         name, changes = VARIANTS[variant]
         torch.manual_seed(0)
         kind = drafter_type(name)
-        drafter = kind(spec, kind.config_type(depth=4, **changes), head.to("cpu", torch.float64))
-        return enlarged(drafter.double())
+        drafter = kind(spec, kind.config_type(depth=4, **changes), head.to("cpu", torch.float64)).double()
+        return enlarged(drafter, spec)
 
     return make
 
@@ -74,7 +77,7 @@ def test_every_node_of_a_tree_scores_as_the_formula_along_its_path(
     proposer.start(replace(committed_text(drafter, batch, 0, taught.visual, start), capacity=64))
     draw = np.random.default_rng(0)
     for first, last in ((start, start + 1), (start + 1, start + 4), (start + 4, start + 5)):
-        read = batch.last[0, first - 1 : last - 1]
+        read = batch.read(drafter.feature_layers)[0, first - 1 : last - 1]
         proposer.commit(taught.ids[first:last], read)
         paths: list[list[int]] = [[]]
         for depth, parents in enumerate(([-1], [0, 0, 0], [0, 2, 0], [1, 1, 2])):
@@ -126,7 +129,8 @@ def test_random_drafters_are_lossless(variant: str, small_target, small_conversa
     name, changes = VARIANTS[variant]
     torch.manual_seed(0)
     kind = drafter_type(name)
-    drafter = enlarged(kind(small_target.spec, kind.config_type(depth=3, **changes), small_target.head))
+    spec = small_target.spec
+    drafter = enlarged(kind(spec, kind.config_type(depth=3, **changes), small_target.head), spec)
     rounds = []
     for conversation in (c for c in small_conversations if c.key in ("image", "two", "text")):
         encoded = small_target.encode(replace(conversation, messages=conversation.messages[:1]))
@@ -158,6 +162,9 @@ QWEN_7B = size(3584, 18944, 28, 4, bias=True, vocabulary=152064, layers=28)
         ("msd", LLAVA_7B, 0.24),
         ("msd", LLAVA_13B, 0.37),
         ("msd", QWEN_7B, 0.26),
+        # Fusion 3 d^2, attention that reads 2 d, MLP, a head of 32,000 tokens; its paper gives no number.
+        ("eagle3", LLAVA_7B, 0.43),
+        ("eagle3", QWEN_7B, 0.40),
     ],
 )
 def test_drafters_have_the_papers_sizes(name: str, of: TargetSpec, billions: float) -> None:
@@ -207,6 +214,77 @@ def test_image_positions_bypass_the_fusion_of_msd_alone(make: Callable[[str], Dr
         assert moved.tolist() == ([[True, False, False, True]] if bypasses else [[True] * 4])
         # Draft nodes are text.
         assert torch.equal(outputs(drafter, embeds, states), outputs(drafter, embeds, states, is_visual & False))
+
+
+@torch.no_grad()
+def test_eagle3_reads_each_of_its_layers_and_nothing_else_of_the_target(
+    make: Callable[[str], Drafter], samples: list[TeacherSample]
+) -> None:
+    drafter, taught = make("eagle3"), samples[0]
+    width = taught.last.shape[1]
+
+    def rows(drafter: Drafter, **changes: Tensor) -> Tensor:
+        return unroll(drafter, TeacherBatch.collate([replace(taught, **changes)]), steps=3).h_hat
+
+    def moved(place: int) -> Tensor:
+        assert taught.features is not None
+        features = taught.features.clone()
+        features[:, width * place : width * (place + 1)] += 0.1
+        return features
+
+    before = rows(drafter)
+    for place in range(3):
+        assert (rows(drafter, features=moved(place)) != before).all(-1).all()
+    assert torch.equal(rows(drafter, last=torch.randn_like(taught.last)), before)
+    # A drafter of layers 1 and 2 picks them out of samples that hold 4, 1 and 2.
+    fewer = make("eagle3 of two layers")
+    assert fewer.feature_layers == (1, 2)
+    before = rows(fewer)
+    assert [torch.equal(rows(fewer, features=moved(place)), before) for place in range(3)] == [True, False, False]
+
+
+def test_eagle3_fuses_true_states_once_and_trains_a_head_of_its_own(
+    make: Callable[[str], Drafter], samples: list[TeacherSample]
+) -> None:
+    drafter, batch = make("eagle3"), TeacherBatch.collate(samples)
+    fused: list[int] = []
+    drafter.fc.register_forward_hook(lambda module, inputs, output: fused.append(1))  # pyright: ignore
+    unrolled = unroll(drafter, batch, steps=4)
+    assert len(fused) == len(samples)
+    drafter.choose_vocabulary(torch.arange(drafter.spec.vocab_size))
+    ids, own = drafter.token_ids, drafter.own_head
+    assert ids is not None
+    assert own is not None
+    assert ids.tolist() == [*drafter.spec.eos_ids, *range(38, 61)]
+    assert torch.equal(own, drafter.head.lm_head_weight[ids])
+    names = {name for name, part in drafter.named_parameters() if part.requires_grad}
+    drafter.logits(unrolled.h_hat).square().sum().backward()
+    assert {name for name, part in drafter.named_parameters() if part.grad is not None and part.grad.any()} == names
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feature_layers": (1, 5)}, r"feature_layers=\[1, 5\] does not fit a target of 4 layers"),
+        ({"feature_layers": (1, 1)}, r"feature_layers=\[1, 1\] does not fit"),
+        ({"feature_layers": ()}, r"drafter\.feature_layers is empty"),
+        ({"draft_vocabulary": 62}, r"drafter\.draft_vocabulary is 62; choose 2 .* to 61"),
+    ],
+)
+def test_eagle3_refuses_layers_and_vocabularies_that_the_target_has_not(
+    changes: dict, message: str, spec: TargetSpec, head: TargetHead
+) -> None:
+    kind = drafter_type("eagle3")
+    with pytest.raises(ValueError, match=message):
+        kind(spec, kind.config_type(**{"draft_vocabulary": 20, **changes}), head)
+
+
+def test_samples_without_the_layers_are_refused(make: Callable[[str], Drafter], samples: list[TeacherSample]) -> None:
+    drafter = make("eagle3")
+    for kept in ({"features": None, "feature_layers": ()}, {"feature_layers": (4, 1, 3)}):
+        batch = TeacherBatch.collate([replace(taught, **kept) for taught in samples])
+        with pytest.raises(ValueError, match=r"reads the outputs of layers \[4, 1, 2\] and the samples hold those of"):
+            unroll(drafter, batch, steps=2)
 
 
 def test_states_are_noisy_in_training_alone(make: Callable[[str], Drafter], samples: list[TeacherSample]) -> None:
