@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.inherit import CommandLine, inherit
+from fovea.app.launch import CONFIG_DIR
 from fovea.app.typed import SettingError
 from fovea.drafters.checkpoint import CONFIG_FILE, require_drafter
 from fovea.drafters.training_free import CONFIGS
@@ -110,14 +111,29 @@ def _named_checkpoint(cfg: DictConfig) -> Path:
 
 
 def _refuse_other_method(cfg: DictConfig, drafter: Path) -> None:
-    """Refuses a checkpoint whose drafter is not the one that was asked for."""
-    record = (drafter if drafter.is_dir() else drafter.parent) / CONFIG_FILE
-    held = json.loads(record.read_text(encoding="utf-8"))["drafter"] if record.is_file() else cfg.drafter.name
-    if held != cfg.drafter.name:
+    """Refuses a checkpoint that is not of the method that was asked for.
+
+    Its drafter is another one, or was trained without what the method's own file sets, such as a norm left out.
+    """
+    path = (drafter if drafter.is_dir() else drafter.parent) / CONFIG_FILE
+    if not path.is_file():
+        return  # loading it says so
+    record = json.loads(path.read_text(encoding="utf-8"))
+    wanted, held = cfg.drafter.name, record["drafter"]
+    method = cfg.method or wanted
+    if held != wanted:
         raise SettingError(
-            f"{cfg.method or cfg.drafter.name} drafts with a {cfg.drafter.name} drafter, and the checkpoint at "
-            f"{drafter} holds a {held} drafter; give one of its own, or choose method={held}"
+            f"{method} drafts with a {wanted} drafter, and the checkpoint at {drafter} holds a {held} drafter; give "
+            f"one of its own, or choose method={held}"
         )
+    file = CONFIG_DIR / "method" / f"{cfg.method}.yaml"
+    for name in OmegaConf.select(OmegaConf.load(file), "drafter", default={}) if file.is_file() else ():
+        given, trained = cfg.drafter[name], record["config"].get(name)
+        if given != trained:
+            raise SettingError(
+                f"{method} drafts with drafter.{name}={given}, and the checkpoint at {drafter} was trained with "
+                f"{trained}; give one of its own"
+            )
 
 
 def saved_config(run: Path) -> DictConfig:

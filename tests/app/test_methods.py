@@ -15,7 +15,8 @@ from fovea.app.launch import CONFIG_DIR
 from fovea.app.runs import evaluated
 from fovea.app.settings import read_settings
 from fovea.app.typed import SettingError
-from fovea.drafters.training_free import CONFIGS
+from fovea.drafters.jacobi_lookahead import JacobiConfig
+from fovea.drafters.training_free import CONFIGS, LookaheadConfig, TrainingFree
 
 GROUPS = ("decode", "drafter", "method", "model")
 
@@ -27,14 +28,19 @@ def composed(*overrides: str, name: str = "evaluate") -> tuple[DictConfig, Comma
 
 @pytest.fixture
 def checkpoints(tmp_path) -> Path:
-    """A folder with a run named fovea, whose tree has 33 nodes, and an exported drafter of a method named eagle9."""
+    """A folder with a run named fovea, whose tree has 33 nodes, and exported drafters of eagle9 and of eaglevlm."""
     run = tmp_path / "fovea"
     saved, _ = composed("decode.tree.nodes=33", "drafter.retrieval.rho=0.5", "paths.cache=/there", name="train")
     (run / ".hydra").mkdir(parents=True)
     OmegaConf.save(saved, run / ".hydra" / "config.yaml")
-    for folder, drafter in ((run / "drafter", "fovea"), (tmp_path / "eagle9", "eagle9")):
+    eaglevlm = {"input_norm": True, "rope": "target"}
+    for folder, drafter, config in (
+        (run / "drafter", "fovea", {}),
+        (tmp_path / "eagle9", "eagle9", {}),
+        (tmp_path / "eaglevlm", "eaglevlm", eaglevlm),
+    ):
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"drafter": drafter}))
+        (folder / "config.json").write_text(json.dumps({"drafter": drafter, "config": config}))
     return tmp_path
 
 
@@ -55,6 +61,15 @@ def test_the_variants_of_lookahead():
         "lookahead": "trie",
         "lookahead_jacobi": "jacobi",
     }
+    published = LookaheadConfig(jacobi=JacobiConfig(seed=42))
+    assert chosen["lookahead"] == published
+
+
+@pytest.mark.parametrize("method", ["lookahead", "lookahead_jacobi"])
+def test_small_passes_for_targets_without_a_gpu(method, small_target):
+    drafter = read_settings(composed(f"method={method}", "drafter=lookahead_small")[0]).drafter
+    assert (drafter.variant == "jacobi") == (method == "lookahead_jacobi")
+    assert TrainingFree("lookahead", drafter).proposer(small_target.spec).max_drafts < 18
 
 
 @pytest.mark.parametrize("named", ["checkpoints={0}", "ckpt={0}/fovea", "ckpt={0}/fovea/drafter"])
@@ -76,6 +91,14 @@ def test_without_a_method_the_checkpoint_says_what_it_is(checkpoints):
 def test_another_methods_checkpoint_is_refused_by_name(choice, file, checkpoints):
     with pytest.raises(SettingError, match=r"fovea drafts with a fovea drafter, and .*eagle9.* holds a eagle9 drafter"):
         evaluated(*composed(choice, f"ckpt={checkpoints}/eagle9{file}"))
+
+
+def test_a_sister_methods_checkpoint_is_refused_by_what_differs(checkpoints):
+    """EAGLE-2 is the drafter of EagleVLM without its input norm."""
+    ckpt = f"ckpt={checkpoints}/eaglevlm"
+    assert evaluated(*composed("method=eaglevlm", ckpt))[1] == checkpoints / "eaglevlm"
+    with pytest.raises(SettingError, match=r"eagle2 drafts with drafter\.input_norm=False, .* was trained with True"):
+        evaluated(*composed("method=eagle2", ckpt))
 
 
 def test_a_missing_checkpoint_is_asked_for(tmp_path):
