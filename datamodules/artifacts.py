@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,10 +12,10 @@ from typing import cast
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from datamodules.conversations import ConversationSource
-from datamodules.curriculum import Curriculum, CurriculumSampler, pictured
+from datamodules.curriculum import Curriculum, Mixed
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
@@ -137,10 +137,8 @@ class ArtifactDataModule(L.LightningDataModule):
             train, val = split_by_picture(pictures, self.loader.val_fraction, self.loader.seed)
             self._train, self._val = Subset(self.train_artifacts, train), Subset(self.train_artifacts, val)
         if self.loader.curriculum is not None:
-            parts = [self._train] + ([self._open(self.text_source)] if self.text_source else [])
-            self._pictured = pictured(parts)
-            self._epoch_length = len(cast(Sized, self._train))
-            self._train = ConcatDataset(cast(list[Dataset[TeacherSample]], parts))
+            texts = None if self.text_source is None else self._open(self.text_source)
+            self._train = Mixed(self._train, texts, self.loader.curriculum)
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of the epoch that the trainer is in."""
@@ -202,16 +200,8 @@ class ArtifactDataModule(L.LightningDataModule):
         if isinstance(data, StreamedArtifacts):
             return _StreamLoader(data, self._epoch, batch_size=None, num_workers=data.num_workers, pin_memory=pin)
         world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        if shuffle and self.loader.curriculum is not None:
-            sampler = CurriculumSampler(
-                self._pictured,
-                self._epoch_length,
-                self.loader.curriculum,
-                self._epochs,
-                num_replicas=world_size,
-                rank=rank,
-                seed=self.loader.seed,
-            )
+        if shuffle and isinstance(data, Mixed):
+            sampler = data.sampler(self.trainer, batch_size=self.loader.batch_size, seed=self.loader.seed)
         else:
             # Also on one rank: Lightning tells this sampler the epoch, and its order depends on seed and epoch alone.
             sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
@@ -223,22 +213,6 @@ class ArtifactDataModule(L.LightningDataModule):
             collate_fn=TeacherBatch.collate,
             pin_memory=pin,
         )
-
-    def _epochs(self) -> float:
-        """Epochs of the whole training.
-
-        Raises:
-            ArtifactError: nothing ends it.
-        """
-        assert self.trainer is not None, "a curriculum is part of a training"
-        epochs = self.trainer.max_epochs or -1
-        ends = [float(epochs)] if epochs > 0 else []
-        if self.trainer.max_steps > 0:
-            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
-            ends.append(batches * self.loader.batch_size * self.trainer.world_size / self._epoch_length)
-        if not ends:
-            raise ArtifactError("a curriculum ends with the training: set trainer.max_epochs or trainer.max_steps")
-        return min(ends)
 
     def _epoch(self) -> int:
         return self.trainer.current_epoch if self.trainer else 0

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, DistributedSampler, Subset
 
+from datamodules.conversations import ConversationSource
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.manifest import SampleEntry
 from fovea.artifacts.reading import IndexedArtifacts
 
 
@@ -81,33 +81,61 @@ class CurriculumSampler(DistributedSampler[int]):
         return order
 
 
-def pictured(parts: Sequence[Any]) -> list[bool]:
-    """Per sample of the artifacts ``parts``, one after the other, whether it has a picture.
+class Mixed(ConcatDataset[Any]):
+    """What a curriculum is taken from: ``train`` and, if there are any, ``texts``.
+
+    An epoch is as long as one without texts.
+
+    Args:
+        train: conversations or local artifacts, or a part of them.
+        texts: more of them.
+        curriculum: when which kind is taken.
 
     Raises:
-        ArtifactError: all have one, or none has, or artifacts are streamed.
+        ArtifactError: all have a picture, or none has, or artifacts are streamed.
     """
-    kinds = [entry.visual > 0 for part in parts for entry in _entries(part)]
-    if len(set(kinds)) < 2:
-        missing, remedy = ("without", "data.texts") if all(kinds) else ("with", "data.train")
-        raise ArtifactError(
-            "a curriculum goes from conversations without pictures to those with some, and there is none "
-            f"{missing} a picture: name some in {remedy}, or set data.loader.curriculum=null"
-        )
-    return kinds
+
+    def __init__(self, train: Any, texts: Any, curriculum: Curriculum) -> None:
+        parts = [train] if texts is None else [train, texts]
+        self._pictured = [kind for part in parts for kind in _pictured(part)]
+        if len(set(self._pictured)) < 2:
+            missing, remedy = ("without", "data.texts") if all(self._pictured) else ("with", "data.train")
+            raise ArtifactError(
+                "a curriculum goes from conversations without pictures to those with some, and there is none "
+                f"{missing} a picture: name some in {remedy}, or set data.loader.curriculum=null"
+            )
+        super().__init__(parts)
+        self._length, self._curriculum = len(train), curriculum
+
+    def sampler(self, trainer: Any, *, batch_size: int, seed: int) -> CurriculumSampler:
+        """The order of the training that ``trainer`` runs, or is to run."""
+
+        def epochs() -> float:
+            whole = [float(trainer.max_epochs)] if (trainer.max_epochs or -1) > 0 else []
+            if trainer.max_steps > 0:
+                batches = trainer.max_steps * trainer.accumulate_grad_batches
+                whole.append(batches * batch_size * trainer.world_size / self._length)
+            if not whole:
+                raise ArtifactError("a curriculum ends with the training: set trainer.max_epochs or trainer.max_steps")
+            return min(whole)
+
+        ranks = {"num_replicas": trainer.world_size, "rank": trainer.global_rank} if trainer else {}
+        return CurriculumSampler(self._pictured, self._length, self._curriculum, epochs, seed=seed, **ranks)
 
 
-def _entries(part: Any) -> list[SampleEntry]:
-    """What the manifest says of the samples of ``part``."""
+def _pictured(part: Any) -> list[bool]:
+    """Per sample of ``part``, whether it has a picture."""
     if isinstance(part, Subset):
-        whole = _entries(part.dataset)
+        whole = _pictured(part.dataset)
         return [whole[number] for number in part.indices]
-    if not isinstance(part, IndexedArtifacts):
-        raise ArtifactError(
-            "a curriculum takes samples by number, so it needs local artifacts: copy the shards, or set "
-            "data.loader.curriculum=null"
-        )
-    return part.entries
+    if isinstance(part, ConversationSource):
+        return [bool(conversation.images) for conversation in part]
+    if isinstance(part, IndexedArtifacts):
+        return [entry.visual > 0 for entry in part.entries]
+    raise ArtifactError(
+        "a curriculum takes samples by number, so it needs local artifacts: copy the shards, or set "
+        "data.loader.curriculum=null"
+    )
 
 
 def _shuffled(samples: Tensor, count: int, draw: torch.Generator) -> Tensor:

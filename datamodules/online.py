@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from datamodules.artifacts import LoaderConfig, split_by_picture
 from datamodules.conversations import ConversationSource
+from datamodules.curriculum import Mixed
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import hash_image
@@ -38,6 +39,7 @@ class OnlineDataModule(L.LightningDataModule):
         export: whose answers, which layers, and what is left out; storage settings do not matter here.
         train: conversations.
         val: the same for validation; None takes ``loader.val_fraction`` of ``train``, no picture on both sides.
+        texts: more to train on under a curriculum: conversations without pictures.
         loader: how batches are made; the target's image processor runs in the training process.
 
     Raises:
@@ -51,17 +53,18 @@ class OnlineDataModule(L.LightningDataModule):
         export: ExportConfig,
         train: ConversationSource,
         val: ConversationSource | None = None,
+        texts: ConversationSource | None = None,
         loader: LoaderConfig | None = None,
     ) -> None:
         super().__init__()
-        for name, source in (("data.train", train), ("data.val", val)):
+        for name, source in (("data.train", train), ("data.val", val), ("data.texts", texts)):
             if source is not None and not isinstance(source, ConversationSource):
                 raise ArtifactError(
                     f"{name} is {source}, finished artifacts, and data.online=true lets the live target teach: "
                     "name conversations, or set data.online=false"
                 )
         self._load_target, self.export_config, self.loader = load_target, export, loader or LoaderConfig()
-        self.train_source, self.val_source = train, val
+        self.train_source, self.val_source, self.text_source = train, val, texts
         self._teacher: ConversationTeacher | None = None
         self._train: Any = None
         self._val: Any = None
@@ -83,6 +86,8 @@ class OnlineDataModule(L.LightningDataModule):
             train, val = split_by_picture(groups, self.loader.val_fraction, self.loader.seed)
             data = cast(Dataset[Conversation], self.train_source)
             self._train, self._val = Subset(data, train), Subset(data, val)
+        if self.loader.curriculum is not None:
+            self._train = Mixed(self._train, self.text_source, self.loader.curriculum)
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of the epoch that the trainer is in."""
@@ -111,10 +116,14 @@ class OnlineDataModule(L.LightningDataModule):
 
     def _loader(self, data: Any, shuffle: bool) -> DataLoader:
         world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        if shuffle and isinstance(data, Mixed):
+            sampler = data.sampler(self.trainer, batch_size=self.loader.batch_size, seed=self.loader.seed)
+        else:
+            sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
         return _LiveLoader(
             data,
             batch_size=self.loader.batch_size,
-            sampler=DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed),
+            sampler=sampler,
             collate_fn=list,
             teacher=lambda: self.teacher,
         )

@@ -39,6 +39,7 @@ def make_datamodule(
             export=settings.export,
             train=source(cfg, "data.train"),
             val=source(cfg, "data.val"),
+            **_texts(cfg, settings),
             loader=settings.loader,
         )
     return get_class(cfg.data._target_)(

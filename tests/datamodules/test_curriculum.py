@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from datamodules.artifacts import ArtifactDataModule, LoaderConfig
 from datamodules.conversations import ConversationSource, TinyConversations
 from datamodules.curriculum import Curriculum, CurriculumSampler
+from datamodules.online import OnlineDataModule
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 
@@ -93,11 +94,13 @@ class Recorder(L.LightningModule):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.seen: list[list[bool]] = []
+        self.keys: list[str] = []
 
     def training_step(self, batch, index):
         if index == 0:
             self.seen.append([])
         self.seen[-1] += batch.visual_valid.any(1).tolist()
+        self.keys += batch.keys
         return self.weight
 
     def configure_optimizers(self):
@@ -106,26 +109,26 @@ class Recorder(L.LightningModule):
 
 @pytest.fixture(scope="module")
 def make_data(small_target, small_target_path, small_conversations, tmp_path_factory):
-    """A data module; ``kinds`` says which conversations are in ``train`` and which in ``texts``."""
+    """A data module; the keys say which conversations are in ``train`` and which in ``texts``."""
     root = tmp_path_factory.mktemp("artifacts")
     by_key = {conversation.key: conversation for conversation in small_conversations}
 
-    def make(train: list[str], texts: list[str] | None, **loader) -> ArtifactDataModule:
-        return ArtifactDataModule(
-            checkpoint=small_target_path,
-            export=ExportConfig(mid_layers=(1, 2), answers="dataset"),
-            load_target=lambda: small_target,
-            train=Given(*(by_key[key] for key in train)),
-            texts=Given(*(by_key[key] for key in texts)) if texts else None,
-            root=root,
-            loader=LoaderConfig(**{"batch_size": 2, "val_fraction": 0.0, "curriculum": Curriculum(0.5)} | loader),
-            progress=False,
-        )
+    def make(train: list[str], texts: list[str] | None, *, online: bool = False, **loader) -> L.LightningDataModule:
+        given = {
+            "export": ExportConfig(mid_layers=(1, 2), answers="dataset"),
+            "load_target": lambda: small_target,
+            "train": Given(*(by_key[key] for key in train)),
+            "texts": Given(*(by_key[key] for key in texts)) if texts else None,
+            "loader": LoaderConfig(**{"batch_size": 2, "val_fraction": 0.0, "curriculum": Curriculum(0.5)} | loader),
+        }
+        if online:
+            return OnlineDataModule(**given)
+        return ArtifactDataModule(checkpoint=small_target_path, root=root, progress=False, **given)
 
     return make
 
 
-def fit(data: ArtifactDataModule, **ends) -> Recorder:
+def fit(data: L.LightningDataModule, **ends) -> Recorder:
     recorder = Recorder()
     trainer = L.Trainer(
         **ends, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -148,6 +151,13 @@ def test_training_follows_the_curriculum(make_data) -> None:
     assert not any(any(step) for step in steps[:20])
     assert all(steps[-1])
     assert all(any(epoch) for epoch in fit(make_data(pictures, ["text"], curriculum=None), max_epochs=1).seen)
+
+
+def test_the_live_target_teaches_the_same_samples_in_the_same_order(make_data) -> None:
+    runs = [fit(make_data(["image", "wide", "two"], ["text"], online=online), max_epochs=3) for online in (True, False)]
+    assert runs[0].keys == runs[1].keys
+    assert not any(runs[0].seen[0])
+    assert any(runs[0].seen[2])
 
 
 @pytest.mark.parametrize(
