@@ -17,7 +17,7 @@ from fovea.artifacts.reading import IndexedArtifacts
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Texts first, then ever more pictures (MSD, section 3.3).
+    """Texts first, then ever more pictures (MSD).
 
     Attributes:
         text_share: share of the training, in [0, 1), that learns from samples without a picture alone. In the rest the

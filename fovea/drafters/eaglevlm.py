@@ -1,4 +1,4 @@
-"""EAGLE-2's drafter for vision-language models (EagleVLM, the baseline of SpecVLM, its section 3.1).
+"""EAGLE-2's drafter for vision-language models (EagleVLM, the baseline of SpecVLM, its section 3.3).
 
 Legend: ``B`` batch, ``n`` rows, ``D`` hidden width.
 

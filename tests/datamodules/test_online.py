@@ -17,7 +17,7 @@ from datamodules.online import OnlineDataModule
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.drafters.checkpoint import Teaching
-from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
+from fovea.drafters.registry import drafter_type
 from fovea.training.module import DrafterModule
 from fovea.training.objective import ObjectiveConfig
 from fovea.visual.retrieval import RetrievalConfig
@@ -41,7 +41,7 @@ def source(tmp_path):
 
 
 def modules(tmp_path, small_target, small_target_path, source, answers="dataset", **loader):
-    export = ExportConfig(mid_layers=(1, 2), dtype="fp32", answers=answers, max_new_tokens=6)
+    export = ExportConfig(mid_layers=(1, 2), feature_layers=(1, 2), dtype="fp32", answers=answers, max_new_tokens=6)
     settings = LoaderConfig(**{"batch_size": 2, "val_fraction": 0.0} | loader)
     conversations = JsonlConversations(source)
     offline = ArtifactDataModule(
@@ -71,11 +71,18 @@ def test_batches_equal_those_of_artifacts(tmp_path, small_target, small_target_p
                     torch.testing.assert_close(getattr(live, name), part, rtol=1e-5, atol=1e-5)
 
 
-def make_module(target, seed: int = 0) -> DrafterModule:
+SETTINGS: dict[str, dict] = {
+    "fovea": {"correction_width": 16, "retrieval": RetrievalConfig(rho=0.6, k_min=2, k_max=4)},
+    "eaglevlm": {},
+    "msd": {},
+    "eagle3": {"draft_vocabulary": 100},
+}
+
+
+def make_module(target, seed: int = 0, name: str = "fovea") -> DrafterModule:
     torch.manual_seed(seed)
-    rule = RetrievalConfig(rho=0.6, k_min=2, k_max=4)
-    config = FoveaConfig(num_blocks=1, depth=2, correction_width=16, retrieval=rule)
-    drafter = FoveaDrafter(target.spec, config, target.head)
+    kind = drafter_type(name)
+    drafter = kind(target.spec, kind.config_type(num_blocks=1, depth=2, **SETTINGS[name]), target.head)
     optimizer = partial(torch.optim.AdamW, lr=1e-3)
     return DrafterModule(drafter, ObjectiveConfig(), optimizer, teaching=Teaching((1, 2), "t"))
 
@@ -98,10 +105,11 @@ def fit(data, module, epochs, checkpoint=None, folder=None):
     return losses.seen
 
 
-def test_training_is_the_same(tmp_path, small_target, small_target_path, source) -> None:
+@pytest.mark.parametrize("name", SETTINGS)
+def test_training_is_the_same(name, tmp_path, small_target, small_target_path, source) -> None:
     offline, online = modules(tmp_path, small_target, small_target_path, source)
-    stored = fit(offline, make_module(small_target), 2)
-    live = fit(online, make_module(small_target), 2)
+    stored = fit(offline, make_module(small_target, name=name), 2)
+    live = fit(online, make_module(small_target, name=name), 2)
     assert stored[-1] < stored[0]
     assert live == pytest.approx(stored, rel=1e-5)
 
