@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -127,13 +129,20 @@ def _refuse_other_method(cfg: DictConfig, drafter: Path) -> None:
             f"one of its own, or choose method={held}"
         )
     file = CONFIG_DIR / "method" / f"{cfg.method}.yaml"
-    for name in OmegaConf.select(OmegaConf.load(file), "drafter", default={}) if file.is_file() else ():
-        given, trained = cfg.drafter[name], record["config"].get(name)
+    for name in _leaves(OmegaConf.select(OmegaConf.load(file), "drafter")) if file.is_file() else ():
+        given, trained = (OmegaConf.select(OmegaConf.create(c), name) for c in (cfg.drafter, record["config"]))
         if given != trained:
             raise SettingError(
                 f"{method} drafts with drafter.{name}={given}, and the checkpoint at {drafter} was trained with "
                 f"{trained}; give one of its own"
             )
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all values below ``node``."""
+    for name in node or ():
+        below = OmegaConf.is_dict(node) and OmegaConf.is_dict(node[name])
+        yield from _leaves(node[name], f"{prefix}{name}.") if below else (f"{prefix}{name}",)
 
 
 def saved_config(run: Path) -> DictConfig:

@@ -55,7 +55,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         SettingError: for the first value that cannot be used, by name.
     """
     drafter, decode = _plain(cfg, "drafter"), _plain(cfg, "decode")
-    selection = {name: value for name, value in decode.items() if name not in ("tree", "max_new_tokens")}
+    selection = {name: value for name, value in decode.items() if name not in ("tree", "lookahead", "max_new_tokens")}
     name = drafter.pop("name")
     drafter_config = training_free.CONFIGS.get(name) or drafter_type(name).config_type
     settings = Settings(

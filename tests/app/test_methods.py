@@ -61,14 +61,17 @@ def test_the_variants_of_lookahead():
         "lookahead": "trie",
         "lookahead_jacobi": "jacobi",
     }
+
+
+@pytest.mark.parametrize("decode", ["paper", "eagle"])
+def test_lookahead_has_the_published_sizes_beside_published_trees(decode):
     published = LookaheadConfig(jacobi=JacobiConfig(seed=42))
-    assert chosen["lookahead"] == published
+    assert read_settings(composed("method=lookahead", f"decode={decode}")[0]).drafter == published
 
 
 @pytest.mark.parametrize("method", ["lookahead", "lookahead_jacobi"])
-def test_small_passes_for_targets_without_a_gpu(method, small_target):
-    drafter = read_settings(composed(f"method={method}", "drafter=lookahead_small")[0]).drafter
-    assert (drafter.variant == "jacobi") == (method == "lookahead_jacobi")
+def test_lookahead_has_small_passes_where_the_tree_is_small(method, small_target):
+    drafter = read_settings(composed(f"method={method}", "decode=cpu")[0]).drafter
     assert TrainingFree("lookahead", drafter).proposer(small_target.spec).max_drafts < 18
 
 
