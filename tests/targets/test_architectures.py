@@ -17,12 +17,13 @@ from PIL import Image
 
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import OracleProposer, RandomProposer
+from fovea.decoding.selection import SelectionConfig, resolve
 from fovea.decoding.speculative import extend_tree, generate
 from fovea.decoding.transformers_generate import generate_transformers
 from fovea.decoding.tree import DraftTree
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
-from fovea.targets.load import load_head, load_spec
+from fovea.targets.load import load_generation_config, load_head, load_spec
 from fovea.targets.teacher_batch import supervised_positions
 
 CLOSE = {"atol": 5e-4, "rtol": 1e-4}
@@ -112,6 +113,24 @@ def test_the_transformers_baseline_is_fed_all_it_needs(one: Any) -> None:
     for conversation in prompts(one.sees, 7):
         trace = generate_transformers(one.target, one.target.encode(conversation), max_new_tokens=4)
         assert trace.tokens == one.generate(conversation, 4)
+
+
+def test_the_checkpoints_own_settings_are_applied_as_generate_does(one: Any) -> None:
+    """A repetition penalty over prompt, placeholders of pictures and answer; each tree node counts its own path."""
+    selection = resolve(SelectionConfig("target"), load_generation_config(one.folder), one.target.spec)
+    assert selection.settings.keys() == {"repetition_penalty"}
+    decode, changed = {"max_new_tokens": CAP, "selection": selection}, 0
+    for number, conversation in enumerate(prompts(one.sees, 7)):
+        inputs = one.inputs(conversation)
+        expected = one.model.generate(**inputs, max_new_tokens=CAP)[0, inputs["input_ids"].shape[1] :].tolist()
+        encoded = one.target.encode(conversation)
+        assert generate_autoregressive(one.target, encoded, **decode).tokens == expected
+        proposer = OracleProposer(
+            expected, vocab_size=one.target.spec.vocab_size, depth=4, width=2, wrong_from=(None, 3)[number % 2]
+        )
+        assert generate(one.target, proposer, encoded, **decode).tokens == expected
+        changed += expected != one.generate(conversation, CAP)
+    assert changed > 1
 
 
 def test_requests_interleave_in_any_order(one: Any) -> None:
