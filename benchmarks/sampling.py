@@ -123,18 +123,17 @@ class TableDrafter:
         return grow(self.root, expand, self.tree)
 
 
-def drafters(joint: np.ndarray) -> dict[str, Callable[[], Proposer | None]]:
-    """One of each kind; None is the autoregressive loop. The likeliest answer serves as the right one."""
-    likely = [int(token) for token in np.unravel_index(joint.argmax(), joint.shape)]
+def drafters(likely: Sequence[int] = ()) -> dict[str, Callable[[], Proposer | None]]:
+    """One of each kind; None is the autoregressive loop. ``likely`` serves as the right answer."""
     told: dict[str, Any] = {"answer": likely, "vocab_size": VOCAB}
     return {
         "none": lambda: None,
         "chain": lambda: OracleProposer(**told, depth=3),
         "tree": lambda: OracleProposer(**told, depth=2, width=3),
-        "never right": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=1),
-        "wrong from depth 2": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=2),
-        "random tree": lambda: RandomProposer(vocab_size=VOCAB, nodes=6),
-        "grown tree": lambda: TableDrafter(1, TreeConfig(width=3, depth=1, nodes=10)),
+        "never-right": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=1),
+        "wrong-from-2": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=2),
+        "random-tree": lambda: RandomProposer(vocab_size=VOCAB, nodes=6),
+        "grown-tree": lambda: TableDrafter(1, TreeConfig(width=3, depth=1, nodes=10)),
     }
 
 
@@ -142,6 +141,7 @@ def main() -> int:
     """Prints the table; 1 if a distance is larger than accepted, or the impossible happened."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=200_000, help="answers per drafter")
+    parser.add_argument("--drafters", nargs="+", default=list(drafters()), choices=list(drafters()), metavar="NAME")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--top-p", type=float, default=0.8)
     parser.add_argument("--top-k", type=int, default=0)
@@ -161,8 +161,9 @@ def main() -> int:
     print(f"exact draws: {expected:.4f} at most on average, {limit:.4f} but for one time in 10^9")
     print(f"{'drafter':<20} {'total variation':>16} {'impossible':>11} {'accepted':>9} {'us/answer':>10}")
     worst, impossible = 0.0, 0
-    for name, make in drafters(joint).items():
-        proposer, counts, accepted = make(), np.zeros_like(joint), 0
+    made = drafters([int(token) for token in np.unravel_index(joint.argmax(), joint.shape)])
+    for name in args.drafters:
+        proposer, counts, accepted = made[name](), np.zeros_like(joint), 0
         start = time.perf_counter()
         for number in range(args.draws):
             # A key of its own for every drafter too: the same noise would make all rows of the table equal.
