@@ -250,6 +250,20 @@ def test_bad_values_are_refused_before_any_model_is_built(override, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("drafter.compression.mode=chose", "drafter.compression.mode is 'chose'; choose from: weight, concat, select"),
+        ("drafter.compression.conv_ratio=0", "compression.conv_ratio is 0"),
+        ("drafter.compression.temperature=0", "compression.temperature is 0"),
+        ("drafter.rope=target", "set drafter.rope=1d"),
+    ],
+)
+def test_bad_values_of_the_compressor_are_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        read_settings(composed("drafter=specvlm", override))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
         ("drafter.retrieval.roh=0.5", "drafter.retrieval has no field 'roh' (did you mean 'rho'?); choose from: "),
         ("drafter.retreival.rho=0.5", "drafter has no field 'retreival' (did you mean 'retrieval'?); choose from: "),
         ("modle=qwen25vl", "the configuration has no field 'modle' (did you mean 'model'?); choose from: "),

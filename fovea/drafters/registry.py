@@ -8,6 +8,7 @@ from fovea.drafters.eagle3 import Eagle3Drafter
 from fovea.drafters.eaglevlm import EagleVlmDrafter
 from fovea.drafters.fovea import FoveaDrafter
 from fovea.drafters.msd import MsdDrafter
+from fovea.drafters.specvlm import SpecVlmDrafter
 from fovea.drafters.vispec import ViSpecDrafter
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
@@ -16,6 +17,7 @@ _KINDS: tuple[type[Drafter], ...] = (
     FoveaDrafter,
     EagleVlmDrafter,
     Eagle3Drafter,
+    SpecVlmDrafter,
     MsdDrafter,
     DreamDrafter,
     ViSpecDrafter,

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fovea.evaluation import plots
+from fovea.evaluation.compression import compression_figures, usage_table
 from fovea.evaluation.history import EVALUATIONS, FINAL, TrainingHistory
 from fovea.evaluation.metrics import DEFINITIONS
 from fovea.evaluation.results import ALL, EVIDENCE, SpeedResult
@@ -112,6 +113,7 @@ def _record(
         "settings": result.settings,
         "differences": [str(p.comparison) for p in result.prompts if p.comparison.outcome != "exact"],
         "failed": result.failed,
+        "compression": compression_figures(result.speculative),
         "epochs": [{"epoch": epoch, **figures} for epoch, figures in history.evaluations],
         "pictures": pictures,
         "provenance": provenance,
@@ -157,6 +159,13 @@ def _markdown(record: dict[str, Any]) -> str:
     if record["failed"]:
         parts += [f"Prompts that could not be read, and are in no figure: {len(record['failed'])}."]
         parts += [_listed([f"`{key}`: {why}" for key, why in record["failed"].items()])]
+    if record["compression"]:
+        parts += [
+            "## Compressed pictures",
+            "What stood for the pictures in the drafter's context: rows in the place of their visual tokens, and how "
+            "often the gate took each branch (its mean weight, if it blends them).",
+            markdown_table(usage_table(record["compression"])),
+        ]
     parts += ["## Pictures"]
     parts += [
         f"{_PICTURES[name]}\n\n![{name}]({record['pictures'][name]})"

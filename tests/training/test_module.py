@@ -13,10 +13,13 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from fovea.drafters.checkpoint import Teaching
+from fovea.drafters.specvlm import SpecVlmConfig, SpecVlmDrafter
 from fovea.targets.teacher_batch import TeacherBatch
 from fovea.training.module import DivergedError, DrafterModule, UnrollConfig
 from fovea.training.objective import ObjectiveConfig
 from fovea.training.schedules import deepspeed_log, linear
+from fovea.visual.compression import BRANCHES
+from tests.training.conftest import SPEC
 
 
 def loader(samples, batch_size: int) -> DataLoader:
@@ -68,6 +71,20 @@ def train(tmp_path, make_drafter, data: DataLoader, *, optimizer=None, module_se
     module = make_module(make_drafter(), optimizer, **(module_settings or {}))
     trainer(tmp_path, callbacks=[trace], max_epochs=1, **settings).fit(module, data)
     return trace
+
+
+def test_gate_of_a_compressor_is_logged(tmp_path, head, samples) -> None:
+    """Shares of its branches, over the pictures of a micro-batch; a batch without pictures logs none."""
+    drafter = SpecVlmDrafter(SPEC, SpecVlmConfig(depth=2), head)
+    trace = Trace()
+    batches = DataLoader([samples[4], *samples[:3]], batch_size=None, collate_fn=lambda s: TeacherBatch.collate([s]))
+    module = make_module(drafter)
+    trainer(tmp_path, callbacks=[trace], max_epochs=1).fit(module, batches)
+    assert not any("gate" in name for name in trace.metrics[0])
+    for metrics in trace.metrics[1:]:
+        shares = [metrics[f"train/gate_{branch}"] for branch in BRANCHES]
+        assert sum(shares) == 1
+        assert metrics["train/visual_rows"] <= metrics["train/visual_tokens"]
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
