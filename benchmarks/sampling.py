@@ -33,7 +33,7 @@ from fovea.decoding.scripted import OracleProposer, RandomProposer
 from fovea.decoding.selection import Selection, SelectionConfig, resolve
 from fovea.decoding.speculative import generate
 from fovea.decoding.tree import DraftTree
-from fovea.targets.base import Encoded, RopeSpec, TargetSpec
+from fovea.targets.base import Encoded, Prefill, RopeSpec, TargetSpec
 
 VOCAB, TOKENS = 6, 3
 
@@ -63,8 +63,11 @@ class TableTarget:
 
     def prefill(self, encoded: Encoded, max_new_tokens: int, draft_rows: int = 0) -> tuple[Any, Any]:
         """No text yet."""
-        state = SimpleNamespace(text=(), pending=[], text_positions=lambda offsets: offsets[None])
-        return state, SimpleNamespace(hidden=torch.zeros(1, 1, dtype=torch.int64), ids=encoded.ids)
+        state = SimpleNamespace(
+            text=(), pending=[], text_positions=lambda offsets: offsets[None], read=lambda hidden: hidden
+        )
+        hidden, none = torch.zeros(1, 1, dtype=torch.int64), encoded.is_visual
+        return state, Prefill(encoded.ids, encoded.positions, hidden, hidden, hidden[:0], none, capacity=99)
 
     def extend(self, state: Any, ids: Tensor, positions: Tensor, tree_mask: Tensor | None = None) -> Tensor:
         """[n, 1] row of the table behind each node."""

@@ -7,6 +7,7 @@ import torch
 
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.growth import TreeConfig
+from fovea.decoding.selection import GREEDY, Selection
 from fovea.decoding.speculative import generate
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter, drafter_type
@@ -58,10 +59,16 @@ def test_the_answer_is_the_autoregressive_one(name, key, small_target, prompts, 
     drafter = build_drafter(name, small_target.spec, drafter_type(name).config_type(), small_target.head).eval()
     enlarge(drafter, seed=1)
     encoded = prompts[key]
-    answer = generate_autoregressive(small_target, encoded, max_new_tokens=CAP, eos_ids=()).tokens
-    for tree in (TreeConfig(3, 3, 12), TreeConfig(1, 4, 5)):
-        plain = generate(small_target, NeuralProposer(drafter, tree), encoded, max_new_tokens=CAP, eos_ids=())
+    sampled = Selection({"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.2}, sampled=True)
+    for selection, tree in (
+        (GREEDY, TreeConfig(3, 3, 12)),
+        (GREEDY, TreeConfig(1, 4, 5)),
+        (sampled, TreeConfig(3, 3, 12)),
+    ):
+        decode = {"max_new_tokens": CAP, "eos_ids": (), "selection": selection}
+        answer = generate_autoregressive(small_target, encoded, **decode).tokens
+        plain = generate(small_target, NeuralProposer(drafter, tree), encoded, **decode)
         assert plain.tokens == answer
-        lucky = generate(small_target, Prompted(drafter, tree, answer), encoded, max_new_tokens=CAP, eos_ids=())
+        lucky = generate(small_target, Prompted(drafter, tree, answer), encoded, **decode)
         assert lucky.tokens == answer
         assert len({r.accepted for r in lucky.rounds}) > 1

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.decoding.autoregressive import generate_autoregressive
+from fovea.decoding.selection import GREEDY, Selection
 from fovea.decoding.speculative import generate
 from fovea.drafters.jacobi_lookahead import JacobiConfig
 from fovea.drafters.pld import PLDConfig
@@ -30,6 +31,11 @@ METHODS = {
         "lookahead", LookaheadConfig("jacobi", jacobi=JacobiConfig(3, 2, 2, pool_from_prompt=True))
     ),
 }
+
+
+#: Answers that are drawn, and answers that repeat no three tokens.
+SAMPLED = Selection({"temperature": 0.7, "top_p": 0.8}, sampled=True)
+PROCESSED = Selection({"no_repeat_ngram_size": 3, "repetition_penalty": 1.1})
 
 
 @pytest.fixture(params=METHODS, ids=lambda name: name.replace(", ", "-").replace(" ", "_"))
@@ -51,15 +57,16 @@ def talkative(table_target, seed: int, eos: tuple[int, ...] = (), vocab: int = 3
     cap=st.integers(1, 50),
     eos=st.sampled_from([(), (0,), (1, 2)]),
     vocab=st.integers(2, 6),
+    selection=st.sampled_from([GREEDY, GREEDY, SAMPLED, PROCESSED]),
 )
-def test_drafts_never_change_the_answer(name, seed, cap, eos, vocab, table_target):
+def test_drafts_never_change_the_answer(name, seed, cap, eos, vocab, selection, table_target):
     eos = tuple(token for token in eos if token < vocab)
     target, encoded = talkative(table_target, seed, eos, vocab)
     proposer = METHODS[name].proposer(target.spec)
-    baseline = generate_autoregressive(target, encoded, max_new_tokens=cap)
+    baseline = generate_autoregressive(target, encoded, max_new_tokens=cap, selection=selection)
     for _ in range(2):  # the second time a memory knows the whole answer
         target.cache_lengths.clear()
-        trace = generate(target, proposer, encoded, max_new_tokens=cap)
+        trace = generate(target, proposer, encoded, max_new_tokens=cap, selection=selection)
         assert (trace.tokens, trace.finish) == (baseline.tokens, baseline.finish)
         assert sum(r.committed for r in trace.rounds) + 1 == len(trace.tokens)
         assert all(r.draft_nodes <= proposer.max_drafts for r in trace.rounds)
