@@ -102,6 +102,11 @@ def test_a_sister_methods_checkpoint_is_refused_by_what_differs(checkpoints):
     assert evaluated(*composed("method=eaglevlm", ckpt))[1] == checkpoints / "eaglevlm"
     with pytest.raises(SettingError, match=r"eagle2 drafts with drafter\.input_norm=False, .* was trained with True"):
         evaluated(*composed("method=eagle2", ckpt))
+    other = checkpoints / "weight"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"drafter": "specvlm", "config": {"compression": {"mode": "weight"}}}))
+    with pytest.raises(SettingError, match=r"specvlm drafts with drafter\.compression\.mode=select, .* with weight"):
+        evaluated(*composed("method=specvlm", f"ckpt={other}"))
 
 
 def test_a_missing_checkpoint_is_asked_for(tmp_path):
