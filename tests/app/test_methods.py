@@ -104,7 +104,9 @@ def test_a_sister_methods_checkpoint_is_refused_by_what_differs(checkpoints):
         evaluated(*composed("method=eagle2", ckpt))
     other = checkpoints / "weight"
     other.mkdir()
-    (other / "config.json").write_text(json.dumps({"drafter": "specvlm", "config": {"compression": {"mode": "weight"}}}))
+    (other / "config.json").write_text(
+        json.dumps({"drafter": "specvlm", "config": {"compression": {"mode": "weight"}}})
+    )
     with pytest.raises(SettingError, match=r"specvlm drafts with drafter\.compression\.mode=select, .* with weight"):
         evaluated(*composed("method=specvlm", f"ckpt={other}"))
 
