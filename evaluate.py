@@ -21,7 +21,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     from fovea.app import assemble, runs, tracking
     from fovea.app.inherit import command_line
+    from fovea.app.plan import plan_job, wants_plan
 
+    if wants_plan(cfg):
+        return plan_job(cfg)
     typed = command_line()
     cfg, checkpoint = runs.evaluated(cfg, typed)
     job = assemble.start(cfg)

@@ -17,8 +17,11 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
     from fovea.app import assemble, runs, tracking
     from fovea.app.inherit import command_line
+    from fovea.app.plan import plan_job, wants_plan
 
     cfg, checkpoint = runs.continued(cfg, command_line())
+    if wants_plan(cfg):
+        return plan_job(cfg)
     job = assemble.start(cfg)
     loggers = tracking.loggers(cfg)
     L.seed_everything(cfg.seed, workers=True)

@@ -41,7 +41,7 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
     try:
         if _first_process():
             write_provenance(folder)
-        if in_sweep:
+        if in_sweep and not cfg.plan:
             require_one_device(cfg)
         with tracking.closed_at_end():
             outcome.metrics = dict(task(cfg))

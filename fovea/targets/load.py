@@ -58,7 +58,7 @@ def load_spec(path: str | Path) -> TargetSpec:
         UnsupportedTargetError: an architecture without an adapter, or a part of it that cannot be decoded losslessly.
         ValueError: no end token is named.
     """
-    config, adapter = _read_config(Path(path))
+    config, adapter = read_config(Path(path))
     return adapter.read_spec(config, _eos_ids(Path(path), config))
 
 
@@ -83,7 +83,7 @@ def load_target(
     if attn_implementation != "sdpa":
         raise ValueError(f"attn_implementation='{attn_implementation}' takes no tree mask; use 'sdpa'")
     folder = Path(path)
-    config, adapter = _read_config(folder)
+    config, adapter = read_config(folder)
     eos_ids = _eos_ids(folder, config)
     spec = adapter.read_spec(config, eos_ids)
     processor = adapter.processor_class.from_pretrained(folder)
@@ -112,7 +112,7 @@ def load_generation_config(path: str | Path) -> GenerationConfig | None:
     return GenerationConfig.from_pretrained(path) if (Path(path) / "generation_config.json").is_file() else None
 
 
-def _read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
+def read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
     """The configuration in ``folder`` and the adapter of its architecture.
 
     The architecture is looked at first: transformers knows nothing of some, and takes others for what they are not.

@@ -1,0 +1,234 @@
+"""The plan of the job that the settings describe: ``plan=true``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from fovea.app.devices import DTYPES
+from fovea.app.runs import record_settings
+from fovea.app.settings import Settings, read_settings, with_layers_read
+from fovea.app.sources import source
+from fovea.app.typed import SettingError, build, convert
+from fovea.artifacts.manifest import MANIFEST, Manifest
+from fovea.artifacts.size import SampleLengths
+from fovea.drafters.training_free import CONFIGS
+from fovea.planning.config import PlanConfig
+from fovea.planning.memory import GIB
+from fovea.planning.plan import PLAN, Run, make_plan
+from fovea.planning.table import print_plan
+from fovea.planning.updates import Batching, Updates, count_updates
+from fovea.targets.architecture import Architecture, read_architecture
+
+#: Samples of the FOVEA paper's runs (its Table 6), and the memory of the GPUs that both papers measure on.
+PAPER_SAMPLES, PAPER_DEVICE_GIB = 57_671, 80.0
+
+
+def wants_plan(cfg: DictConfig) -> bool:
+    """Whether the job ends with its plan."""
+    return convert(cfg.plan, bool, "plan")
+
+
+def plan_job(cfg: DictConfig) -> dict[str, float]:
+    """Prints the plan of ``cfg``, writes it into the run's folder, and returns its headline numbers.
+
+    Neither weights nor data need be there; what is there is looked at, and differences are named.
+
+    Raises:
+        SettingError: a value cannot be used, or the sizes of the target are known from nowhere.
+    """
+    if cfg.drafter.name in CONFIGS:
+        name = cfg.drafter.name
+        raise SettingError(f"{name} has no weights, so there is nothing to train: python evaluate.py drafter={name}")
+    settings = read_settings(cfg)
+    config = build(PlanConfig, _plain(cfg.planning), "planning")
+    notes: list[str] = []
+    architecture = find_architecture(cfg.model, notes)
+    settings = with_layers_read(settings, architecture.spec())
+    samples, lengths = find_samples(cfg, settings, config, notes)
+    on_gpu = config.accelerator == "gpu"
+    batching = _batching(cfg)
+    run = Run(
+        architecture=architecture,
+        drafter=(cfg.drafter.name, settings.drafter),
+        objective=settings.objective,
+        precision=_named(cfg.trainer.precision, "bf16-mixed" if on_gpu else "32-true"),
+        target_dtype=DTYPES[_named(cfg.model.dtype, "bfloat16" if on_gpu else "float32")],
+        optimizer=instantiate(cfg.optimizer),
+        steps=settings.unroll.steps or settings.drafter.depth + 1,
+        max_anchors=settings.unroll.max_anchors,
+        batching=batching,
+        updates=_updates(cfg, samples, batching, notes),
+        export=settings.export,
+        tree=settings.tree,
+        max_new_tokens=settings.speed.max_new_tokens,
+        samples=samples,
+        lengths=lengths,
+        online=settings.online,
+        on_gpu=on_gpu,
+        device_bytes=_device_bytes(config, notes),
+    )
+    plan = make_plan(run)
+    folder = Path(cfg.paths.output_dir)
+    record_settings(folder, cfg)
+    plan.write(folder)
+    notes.append(f"In plain numbers: {folder / PLAN}.")
+    print_plan(plan, f"{cfg.drafter.name} for {cfg.model.name}", notes)
+    return plan.numbers()
+
+
+def find_architecture(model: DictConfig, notes: list[str]) -> Architecture:
+    """The sizes of the target: of its config.json if it is at hand, else those in ``model.architecture``.
+
+    Raises:
+        SettingError: neither is there.
+    """
+    stated = model.get("architecture")
+    known = None if stated is None else build(Architecture, _plain(stated), "model.architecture")
+    folder = _config_folder(model)
+    if folder is None:
+        if known is None:
+            raise SettingError(
+                "model.architecture is not set and no config.json of the target is at hand; "
+                "point model.path to a folder that holds it"
+            )
+        notes.append("The target's sizes are those in conf/model; no config.json is at hand to compare them with.")
+        return known
+    found = read_architecture(folder)
+    differences = {} if known is None else known.differences(found)
+    if not differences:
+        notes.append(f"The target's sizes are those of {folder / 'config.json'}.")
+    for name, (ours, theirs) in differences.items():
+        notes.append(f"model.architecture.{name} is {ours}; {folder / 'config.json'} has {theirs}, which counts.")
+    return found
+
+
+def find_samples(
+    cfg: DictConfig, settings: Settings, config: PlanConfig, notes: list[str]
+) -> tuple[int, SampleLengths]:
+    """How many samples are trained on, and how long they are.
+
+    Finished artifacts in a local folder are measured, and conversations at hand are counted.
+    """
+    lengths = build_lengths(config)
+    node = OmegaConf.select(cfg, "data.train")
+    assumed = f"assumed (planning.tokens={lengths.tokens} and the like)"
+    if isinstance(node, str) and (Path(node).expanduser() / MANIFEST).is_file():
+        manifest = Manifest.read(Path(node).expanduser())
+        count, lengths = _trained(cfg, settings, len(manifest)), _mean_lengths(manifest)
+        notes.append(f"Lengths are means of the {len(manifest):,} samples in {node}.")
+    elif isinstance(node, str) or _unset(node):
+        count = PAPER_SAMPLES
+        notes.append(
+            f"{count:,} samples is the FOVEA paper's number; give data.path or planning.samples. Lengths are {assumed}."
+        )
+    else:
+        conversations = source(cfg, "data.train")
+        count = _trained(cfg, settings, len(conversations))
+        notes.append(
+            f"{count:,} of {len(conversations):,} conversations at hand are trained on. Lengths are {assumed}."
+        )
+    return config.samples or count, lengths
+
+
+def build_lengths(config: PlanConfig) -> SampleLengths:
+    """The lengths of a typical sample.
+
+    Raises:
+        SettingError: no sample has them.
+    """
+    try:
+        return SampleLengths(config.tokens, config.visual_tokens, config.answer_tokens)
+    except ValueError as error:
+        raise SettingError(f"planning: {error}") from error
+
+
+def _mean_lengths(manifest: Manifest) -> SampleLengths:
+    entries = list(manifest.samples())
+    tokens, visual, answer = (
+        round(sum(getattr(entry, name) for entry in entries) / len(entries))
+        for name in ("tokens", "visual", "supervised")
+    )
+    return SampleLengths(tokens, visual, max(1, answer))
+
+
+def _trained(cfg: DictConfig, settings: Settings, samples: int) -> int:
+    """Those of ``samples`` that are not kept for validation."""
+    share = settings.loader.val_fraction
+    if OmegaConf.select(cfg, "data.val") is not None or not share:
+        return samples
+    return samples - max(1, round(share * samples))
+
+
+def _unset(node: Any) -> bool:
+    return node is None or any(name in node and node[name] is None for name in ("path", "folder"))
+
+
+def _config_folder(model: DictConfig) -> Path | None:
+    """Where the target's config.json is, if it is anywhere on this machine; nothing is fetched."""
+    if model.path is not None:
+        return Path(model.path).expanduser()
+    if model.hub_id is None:
+        return None
+    found = try_to_load_from_cache(model.hub_id, "config.json", revision=model.revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _plain(node: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
+
+
+def _named(value: str, auto: str) -> str:
+    return auto if value == "auto" else value
+
+
+def _batching(cfg: DictConfig) -> Batching:
+    trainer = cfg.trainer
+    devices = trainer.devices
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        devices = len(devices)
+    if not str(devices).isdigit() or int(devices) < 1:
+        raise SettingError(f"trainer.devices is {devices}; a plan needs the number of devices: trainer.devices=2")
+    return Batching(
+        per_device=cfg.data.loader.batch_size,
+        accumulation=trainer.accumulate_grad_batches,
+        devices=int(devices) * trainer.num_nodes,
+        epochs=trainer.max_epochs,
+        max_updates=trainer.max_steps,
+        limit_batches=trainer.limit_train_batches,
+    )
+
+
+def _updates(cfg: DictConfig, samples: int, batching: Batching, notes: list[str]) -> Updates:
+    """The updates; what the schedule itself would refuse is noted."""
+    schedule = cfg.scheduler
+    updates = count_updates(
+        samples,
+        batching,
+        warmup_steps=schedule.get("warmup_steps"),
+        warmup_ratio=schedule.get("warmup_ratio"),
+    )
+    if "_target_" in schedule:
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        try:
+            instantiate(schedule)(optimizer, total_steps=updates.total)
+        except ValueError as error:
+            notes.append(f"Training would be refused: {error}.")
+    return updates
+
+
+def _device_bytes(config: PlanConfig, notes: list[str]) -> int | None:
+    if config.device_memory_gib is not None:
+        return round(config.device_memory_gib * GIB)
+    if config.accelerator == "cpu":
+        return None
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    notes.append(f"No GPU is here; devices of {PAPER_DEVICE_GIB:.0f} GiB are assumed (planning.device_memory_gib).")
+    return round(PAPER_DEVICE_GIB * GIB)
