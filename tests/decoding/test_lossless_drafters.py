@@ -13,7 +13,7 @@ from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter, drafter_type
 
 CAP = 24
-DRAFTERS = ("dream", "vispec")
+DRAFTERS = ("dream", "vispec", "specvlm")
 #: One picture, two, none, and a second turn with a picture of its own.
 PROMPTS = {"image": 1, "two": 1, "between": 1, "text": 1, "turns": 5}
 

@@ -325,6 +325,30 @@ def test_decoding_is_lossless_and_notes_what_it_compressed(mode: str, state: str
             assert sum(shares) == pytest.approx(2 if encoded.key == "two" else 1)
 
 
+@torch.no_grad()
+def test_a_prompt_has_the_context_that_the_whole_conversation_teaches(small_target, small_conversations) -> None:
+    """Two questions about one picture, then another picture: earlier answers in a prompt are no part of a question."""
+    (conversation,) = (c for c in small_conversations if c.key == "turns")
+    taught = small_target.teach([small_target.encode(conversation)], (1, 2))
+    batch = TeacherBatch.collate(taught)
+    torch.manual_seed(0)
+    compression = CompressionConfig(mode="weight", weight_ratio=2)
+    drafter = SpecVlmDrafter(small_target.spec, SpecVlmConfig(compression=compression), small_target.head).eval()
+    torch.nn.init.normal_(drafter.compressor.gate.weight)  # pyright: ignore
+    whole = drafter.context(committed_text(drafter, batch, 0, taught[0].visual))
+    for turns, pictures in ((1, 1), (3, 1), (5, 2)):
+        asked = replace(conversation, messages=conversation.messages[:turns], images=conversation.images[:pictures])
+        encoded = small_target.encode(asked)
+        assert torch.equal(encoded.ids, taught[0].ids[: len(encoded.ids)])
+        _, prefill = small_target.prefill(encoded, 4)
+        context = drafter.context(prefill)
+        rows = len(context.embeds)
+        torch.testing.assert_close(context.embeds, whole.embeds[:rows], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(context.states, whole.states[:rows], rtol=1e-4, atol=1e-4)
+        for name, figures in context.notes.items():
+            torch.testing.assert_close(figures, whole.notes[name][:pictures], rtol=1e-4, atol=1e-5)
+
+
 def test_checkpoints_keep_ratios_changeable_and_modes_fixed(
     tmp_path, make: Callable[..., SpecVlmDrafter], spec: TargetSpec
 ) -> None:
