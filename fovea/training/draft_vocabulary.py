@@ -8,12 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fovea.decoding.selection import greedy
 from fovea.drafters.base import Drafter
 from fovea.targets.teacher_batch import TeacherSample
 from fovea.training.unroll import Unrolled
-
-_ROWS_AT_ONCE = 128
 
 
 def answer_token_counts(samples: Iterable[TeacherSample], vocab_size: int) -> Tensor:
@@ -24,18 +21,13 @@ def answer_token_counts(samples: Iterable[TeacherSample], vocab_size: int) -> Te
     return counts
 
 
-@torch.no_grad()
 def within_vocabulary(unrolled: Unrolled, drafter: Drafter) -> Unrolled:
-    """The rows whose teacher chooses a token that can be drafted; all of them where the vocabulary is whole.
+    """The rows whose token can be drafted; all of them where the vocabulary is whole.
 
     A row is dropped, not taught the best of the remaining tokens: in decoding its round ends there whatever is drafted.
     """
-    if drafter.token_ids is None or not len(unrolled.teacher):
+    if drafter.token_ids is None:
         return unrolled
-    head = drafter.head
-    chunks = unrolled.teacher.split(_ROWS_AT_ONCE)
-    choices = torch.cat([greedy(head.logits(states.to(head.lm_head_weight.dtype))) for states in chunks])
-    kept = torch.isin(choices, drafter.token_ids)[unrolled.teacher_index]
-    rows = ("h_hat", "h_raw", "h_mid", "step", "answer_position", "teacher_index")
-    with torch.enable_grad():
-        return replace(unrolled, **{name: getattr(unrolled, name)[kept] for name in rows})
+    kept = torch.isin(unrolled.token, drafter.token_ids)
+    rows = ("h_hat", "h_raw", "h_mid", "step", "answer_position", "token", "teacher_index")
+    return replace(unrolled, **{name: getattr(unrolled, name)[kept] for name in rows})

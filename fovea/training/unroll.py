@@ -37,6 +37,7 @@ class Unrolled:
         h_mid: [R, D] mid states.
         step: [R] int64 1-based draft step, depth + 1.
         answer_position: [R] int64 1-based place of the predicted token in its answer.
+        token: [R] int64 the predicted token.
         teacher_index: [R] int64 row of ``teacher``, ascending.
         teacher: [P, D] target states f at the positions in use.
         teacher_mid: [P, D] target mid states there.
@@ -51,6 +52,7 @@ class Unrolled:
     h_mid: Tensor
     step: Tensor
     answer_position: Tensor
+    token: Tensor
     teacher_index: Tensor
     teacher: Tensor
     teacher_mid: Tensor
@@ -297,6 +299,7 @@ def _gather(batch: TeacherBatch, anchors: Anchors, found: list[_Step], chains: _
         h_mid=rows([part.h_mid for part in found]),
         step=step[order].to(device),
         answer_position=answer_position.flatten()[position[order] + 1].to(device),
+        token=batch.ids.flatten()[(position[order] + 1).to(device)],
         teacher_index=teacher_index.to(device),
         teacher=batch.last.flatten(0, 1)[used.to(device)],
         teacher_mid=batch.mid[stored[used].to(device)],
