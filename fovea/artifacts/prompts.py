@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the file; a user's error ends it with one sentence and exit code 1."""
     from fovea.targets.load import load_target
 
-    parser = argparse.ArgumentParser(prog="python -m fovea.artifacts.prompts", description="Prompts that a language model writes itself.")
+    parser = argparse.ArgumentParser(
+        prog="python -m fovea.artifacts.prompts", description="Prompts that a language model writes itself."
+    )
     add = parser.add_argument
     add("--target", type=Path, required=True, help="checkpoint folder of the target")
     add("--out", type=Path, required=True, help="file of the prompts, JSON lines")

@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 import torch
-from fovea.artifacts.prompts import main, user_prefix, write_prompts
 
 from fovea.artifacts import prompts
+from fovea.artifacts.prompts import main, user_prefix, write_prompts
 from fovea.targets.checkpoint import CheckpointError
 
 
