@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,9 @@ def test_killed_process_resumes_to_the_same_set(tmp_path, fake_target, make_conv
         return [sys.executable, str(SCRIPT), str(tmp_path), "12", pause]
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
-    process = subprocess.Popen(arguments("0.2"), stderr=subprocess.PIPE, env=environment)
+    # Ctrl-C reaches the child also where the tests run in the background, with the signal ignored.
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(arguments("0.2"), stderr=subprocess.PIPE, env=environment, preexec_fn=heed)
     deadline = time.monotonic() + 120
     # Killed once two shards are whole and a third one has begun.
     while len(list(tmp_path.glob("shard-*.tar"))) < 2 or not list(tmp_path.glob(".shard-*.partial")):
