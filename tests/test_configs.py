@@ -217,6 +217,7 @@ REFUSED = [
     ("drafter.retrieval.k_max=1", "is above retrieval.k_max 1"),
     ("drafter.retrieval.mode=mas", "drafter.retrieval.mode is 'mas'; choose from: mass, topk"),
     ("+drafter.retrieval.roh=0.5", r"drafter.retrieval has no field 'roh' \(did you mean 'rho'\?\)"),
+    ("+speed.batch_size=2", "speed has no field 'batch_size'"),
     ("drafter.name=eagle9", r"no drafter is called 'eagle9'; choose from \[.*'fovea'"),
     ("drafter.num_blocks=0", "drafter.num_blocks is 0"),
     ("drafter.num_blocks='08'", "drafter.num_blocks must be a whole number, got '08'"),

@@ -22,6 +22,7 @@ from fovea.artifacts.teaching import ConversationTeacher
 from fovea.artifacts.writer import ArtifactWriter, finish_rank, sole_writer
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation, ImageSource
+from fovea.targets.images import image_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +82,11 @@ def export(
 
 
 def hash_image(image: ImageSource) -> str:
-    """16 hex digits over a file's bytes, or over mode, size and pixels of a picture in memory."""
+    """16 hex digits over an encoded picture's bytes, or over mode, size and pixels of a picture in memory."""
     if isinstance(image, Image.Image):
         content = f"{image.mode}{image.size}".encode() + image.tobytes()
     else:
-        content = Path(image).read_bytes()
+        content = image_bytes(image)
     return hashlib.sha256(content).hexdigest()[:16]
 
 

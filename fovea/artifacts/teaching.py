@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fovea.artifacts.config import ExportConfig
@@ -46,10 +46,10 @@ class ConversationTeacher:
 
     def teach(self, batch: Sequence[Conversation]) -> list[Taught]:
         """What the conversations in ``batch`` teach, in their order; those that teach nothing are left out."""
-        readable = self._readable([c for c in batch if c.key not in self.skipped])
+        readable = self._readable([(c, None) for c in batch if c.key not in self.skipped])
         if self.config.answers == "target" and readable:
-            answers = self._answer([conversation for conversation, _ in readable])
-            readable = [(c, self.target.encode(c, given)) for (c, _), given in zip(readable, answers, strict=True)]
+            asked = [conversation for conversation, _ in readable]
+            readable = self._readable(zip(asked, self._answer(asked), strict=True))
         useful = [(c, encoded) for c, encoded in readable if self._teaches(c, encoded)]
         if not useful:
             return []
@@ -58,11 +58,14 @@ class ConversationTeacher:
         samples = self.target.teach([encoded for _, encoded in useful], self.config.mid_layers, **asked)
         return [Taught(c, encoded, sample) for (c, encoded), sample in zip(useful, samples, strict=True)]
 
-    def _readable(self, batch: Sequence[Conversation]) -> list[tuple[Conversation, Encoded]]:
+    def _readable(
+        self, batch: Iterable[tuple[Conversation, list[list[int]] | None]]
+    ) -> list[tuple[Conversation, Encoded]]:
+        """The conversations that can be read, with the answers given to them."""
         readable = []
-        for conversation in batch:
+        for conversation, answers in batch:
             try:
-                readable.append((conversation, self.target.encode(conversation)))
+                readable.append((conversation, self.target.encode(conversation, answers)))
             except (BrokenImageError, PromptError) as error:
                 if self.config.strict:
                     raise

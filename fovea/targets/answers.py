@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
 from fovea.targets.padding import pad
+from fovea.targets.prompting import PromptError
 
 if TYPE_CHECKING:
     from fovea.targets.hf import HFTarget
@@ -25,15 +26,21 @@ if TYPE_CHECKING:
 def answer_greedily(
     target: HFTarget, conversations: Sequence[Conversation], max_new_tokens: int, batch_size: int
 ) -> list[list[list[int]]]:
-    """See :meth:`fovea.targets.base.Target.answer`. Prompts of like length share a batch."""
+    """See :meth:`fovea.targets.base.Target.answer`. Prompts of like length share a batch.
+
+    A prompt that the context does not hold, earlier answers included, is answered with nothing.
+    """
     turns = [_user_turns(conversation) for conversation in conversations]
     answers: list[list[list[int]]] = [[] for _ in conversations]
     for turn in range(max(map(len, turns), default=0)):
-        prompts = {
-            index: target.encode(_up_to(conversation, turns[index][turn]), answers[index])
-            for index, conversation in enumerate(conversations)
-            if turn < len(turns[index])
-        }
+        prompts: dict[int, Encoded] = {}
+        for index, conversation in enumerate(conversations):
+            if turn < len(turns[index]):
+                prompt = _encoded(target, _up_to(conversation, turns[index][turn]), answers[index])
+                if prompt is None:
+                    answers[index].append([])
+                else:
+                    prompts[index] = prompt
         order = sorted(prompts, key=lambda index: prompts[index].ids.shape[0])
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
@@ -41,6 +48,17 @@ def answer_greedily(
             for index, reply in zip(chosen, replies, strict=True):
                 answers[index].append(reply)
     return answers
+
+
+def _encoded(target: HFTarget, prompt: Conversation, answers: Sequence[Sequence[int]]) -> Encoded | None:
+    """What the target reads; None if its context leaves no room for an answer."""
+    try:
+        encoded = target.encode(prompt, answers)
+    except PromptError:
+        if answers:  # it could be read before they were given
+            return None
+        raise
+    return encoded if encoded.ids.shape[0] < target.spec.max_positions else None
 
 
 def _user_turns(conversation: Conversation) -> list[int]:
@@ -56,12 +74,13 @@ def _up_to(conversation: Conversation, turn: int) -> Conversation:
 
 @torch.inference_mode()
 def _generate(target: HFTarget, batch: Sequence[Encoded], max_new_tokens: int) -> list[list[int]]:
-    """Greedy continuations of ``batch``, each up to and with its first end token.
+    """Greedy continuations of ``batch``, each up to and with its first end token, or to the end of the context.
 
     A finished row leaves the batch: answers differ in length, and the longest should not make the others wait.
     """
     padded, device = pad(batch, "left", target.device), target.device
     next_B = torch.tensor([encoded.next_position for encoded in batch], device=device)
+    caps = [min(max_new_tokens, target.spec.max_positions - encoded.ids.shape[0]) for encoded in batch]
 
     width = padded.ids.shape[1]
     visible_B1T = padded.valid[:, None]
@@ -79,11 +98,15 @@ def _generate(target: HFTarget, batch: Sequence[Encoded], max_new_tokens: int) -
         token_B = target.lm_head(hidden_BTD[:, -1]).argmax(-1)
         for reply, token in zip(unfinished, token_B.tolist(), strict=True):
             reply.append(token)
-        going = [row for row, reply in enumerate(unfinished) if reply[-1] not in target.spec.eos_ids]
-        if not going or step + 1 == max_new_tokens:
+        going = [
+            row
+            for row, (reply, cap) in enumerate(zip(unfinished, caps, strict=True))
+            if reply[-1] not in target.spec.eos_ids and len(reply) < cap
+        ]
+        if not going:
             break
         if len(going) < len(unfinished):
-            unfinished = [unfinished[row] for row in going]
+            unfinished, caps = [unfinished[row] for row in going], [caps[row] for row in going]
             kept = torch.tensor(going, device=device)
             token_B, next_B, visible_B1T = token_B[kept], next_B[kept], visible_B1T[kept]
             cache.batch_select_indices(kept)

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-#: A picture in memory, or the file that holds it.
+#: A picture in memory, or the file, URL or data URI that holds it.
 ImageSource = Image.Image | Path | str
 
 

@@ -50,7 +50,7 @@ def encode(target: HFTarget, conversation: Conversation, answers: Sequence[Seque
     """See :meth:`fovea.targets.base.Target.encode`.
 
     Raises:
-        PromptError: the chat template cannot render it faithfully.
+        PromptError: the chat template cannot render it faithfully, or the target's context does not hold it.
         BrokenImageError: a picture cannot be read.
     """
     tokens = target.prompt.tokens(conversation, answers)
@@ -63,6 +63,11 @@ def encode(target: HFTarget, conversation: Conversation, answers: Sequence[Seque
     except ValueError as error:
         raise PromptError(f"conversation '{conversation.key}': the image processor says: {error}") from error
     ids, answer_mask, is_visual = _with_visual_tokens(target, tokens, read)
+    if len(ids) > target.spec.max_positions:
+        raise PromptError(
+            f"conversation '{conversation.key}' has {len(ids)} tokens, {int(is_visual.sum())} of them visual, and the "
+            f"target's context holds {target.spec.max_positions}; shorten the text or use fewer or smaller pictures"
+        )
     positions, next_position = target.rotary_positions(is_visual, read.grids)
     return Encoded(
         key=conversation.key,

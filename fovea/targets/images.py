@@ -6,12 +6,19 @@ Whatever comes in leaves as an upright 8-bit RGB picture:
 * 16-bit greys are scaled to 8 bit, not clipped; other integer or floating-point pixels are refused;
 * transparency is laid over white;
 * palettes, greys and CMYK are converted; of an animation the first frame is taken;
-* a file that is cut, empty, missing, no picture or a folder raises :class:`BrokenImageError`, which names it.
+* a file that is cut, empty, missing, no picture, a video or a folder raises :class:`BrokenImageError`, which names it.
+
+A picture may be named by its path, by a URL (http or https), or be written out as a ``data:image/...;base64`` URI.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import io
+from functools import lru_cache
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -19,6 +26,9 @@ from PIL import Image, ImageOps
 from fovea.targets.conversation import ImageSource
 
 _WHITE = (255, 255, 255, 255)
+_VIDEOS = frozenset((".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"))
+#: Seconds without an answer after which a URL counts as broken.
+_TIMEOUT = 30
 
 
 class BrokenImageError(ValueError):
@@ -33,18 +43,68 @@ def open_image(source: ImageSource, name: str = "a picture in memory") -> Image.
     """
     if isinstance(source, Image.Image):
         return _decode(source, name)
-    path = Path(source)
-    if not path.exists():
-        raise BrokenImageError(f"image '{path}' does not exist; correct its path or the image root")
-    if path.is_dir():
-        raise BrokenImageError(f"image '{path}' is a folder; name a picture file")
+    label = _label(source)
+    content = io.BytesIO(image_bytes(source))
     try:
-        with Image.open(path) as image:
-            return _decode(image, f"image '{path}'")
+        with Image.open(content) as image:
+            return _decode(image, label)
     except BrokenImageError:
         raise
     except Exception as error:  # decoders raise whatever a broken byte leads them to
-        raise BrokenImageError(f"image '{path}' cannot be opened ({error}); replace the file or drop it") from error
+        why = str(error).replace(repr(content), "its content")
+        raise BrokenImageError(f"{label} cannot be opened ({why}); replace it or drop it") from error
+
+
+def image_bytes(source: Path | str) -> bytes:
+    """The encoded picture behind a path, a URL or a data URI.
+
+    Raises:
+        BrokenImageError: there is none, or it is a video.
+    """
+    label, text = _label(source), str(source)
+    if text.startswith("data:video/") or Path(text.split("?")[0][-16:]).suffix.lower() in _VIDEOS:
+        raise BrokenImageError(f"{label} is a video, and video is not supported; use its frames")
+    if text.startswith("data:"):
+        head, _, content = text.partition(",")
+        try:
+            if not head.endswith(";base64"):
+                raise ValueError("it is not base64")
+            return base64.b64decode(content, validate=True)
+        except (ValueError, binascii.Error) as error:
+            raise BrokenImageError(f"{label} cannot be read ({error}); write data:image/png;base64,...") from error
+    if is_address(source):
+        try:
+            return _fetched(text)
+        except Exception as error:  # no network, no such host, no such page, too late
+            raise BrokenImageError(f"{label} cannot be fetched ({error}); download it and name the file") from error
+    path = Path(source)
+    if not path.exists():
+        raise BrokenImageError(f"{label} does not exist; correct its path or the image root")
+    if path.is_dir():
+        raise BrokenImageError(f"{label} is a folder; name a picture file")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BrokenImageError(f"{label} cannot be read ({error}); replace the file or drop it") from error
+
+
+def is_address(source: ImageSource) -> bool:
+    """Whether ``source`` is a URL or a data URI and no path."""
+    return isinstance(source, str) and source.startswith(("http://", "https://", "data:"))
+
+
+# An export opens a picture once per turn.
+@lru_cache(maxsize=16)
+def _fetched(url: str) -> bytes:
+    request = Request(url, headers={"User-Agent": "fovea"})  # some servers answer nobody without a name
+    with urlopen(request, timeout=_TIMEOUT) as answer:
+        return answer.read()
+
+
+def _label(source: Path | str) -> str:
+    """How messages call it; a picture written out is not written out again."""
+    text = str(source)
+    return f"image '{text}'" if len(text) <= 200 else f"image '{text[:40]}...'"
 
 
 def _decode(image: Image.Image, name: str) -> Image.Image:

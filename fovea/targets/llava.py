@@ -34,6 +34,9 @@ from fovea.targets.spec import UnsupportedTargetError, decoder_spec
 #: Vision towers that cut a picture into square patches, and the tokens that they put in front of these.
 _TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 
+#: Largest ratio of the sides of a picture for LLaVA-1.5; Qwen2.5-VL's own is the same.
+_LONGEST = 200
+
 
 class Llava(HFTarget):
     """LLaVA-1.5 behind the Target contract."""
@@ -74,7 +77,17 @@ class Llava(HFTarget):
         return decoder_spec(config, config.text_config, eos_ids, placeholder_ids=(config.image_token_id,))
 
     def read_images(self, images: Sequence[Image.Image]) -> ReadImages:
-        """``pixel_values``; a grid of patches per image, behind a class token if the model keeps it."""
+        """``pixel_values``; a grid of patches per image, behind a class token if the model keeps it.
+
+        Raises:
+            ValueError: pictures of another size than the vision tower takes, or so long that scaling their short side
+                to that size would fill the memory.
+        """
+        for width, height in (image.size for image in images):
+            if max(width, height) > _LONGEST * min(width, height):
+                raise ValueError(
+                    f"a picture of {width}x{height} pixels is over {_LONGEST} times as long as broad; cut it"
+                )
         read = self._read(images)
         grids: list[Grid] = []
         views: list[View] = []

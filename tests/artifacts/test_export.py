@@ -172,6 +172,23 @@ def test_batch_size_and_order_change_nothing(
             assert_same(found[key], sample, tolerance=1e-5 * sample.last.abs().max().item())
 
 
+@pytest.mark.parametrize("answers", ["dataset", "target"])
+def test_what_the_context_does_not_hold_is_left_out_by_name(
+    tmp_path, small_target, small_target_path, small_conversations, answers, monkeypatch
+):
+    """Before it was answered, or because the answers made it too long; the others are taught all the same."""
+    lengths = {c.key: len(small_target.encode(c).ids) for c in small_conversations}
+    context = lengths["turns"] - 2
+    monkeypatch.setattr(small_target, "spec", replace(small_target.spec, max_positions=context))
+    config = ExportConfig(mid_layers=(1, 2), answers=answers, max_new_tokens=30)
+    fingerprint = fingerprint_checkpoint(small_target_path, config, "data")
+    manifest = export(small_target, small_conversations, tmp_path, config, fingerprint, progress=False)
+    assert f"has {lengths['turns']} tokens" in manifest.skipped["turns"]
+    assert f"context holds {context}" in manifest.skipped["turns"]
+    assert len(manifest) + len(manifest.skipped) == len(small_conversations)
+    assert len(manifest) >= 5
+
+
 def test_image_hash(tmp_path):
     one, other = Image.new("RGB", (4, 6)), Image.new("RGB", (6, 4))
     one.save(tmp_path / "a.png")

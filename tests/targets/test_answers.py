@@ -3,6 +3,8 @@ import dataclasses
 import pytest
 import torch
 
+from fovea.targets.prompting import PromptError
+
 
 @pytest.fixture(scope="module")
 def answers(small_target, small_conversations):
@@ -64,3 +66,18 @@ def test_the_targets_own_answers_pass_the_teacher_gate(small_target, small_conve
 
 def test_no_conversations_no_answers(small_target) -> None:
     assert small_target.answer([], 5, 2) == []
+
+
+def test_answers_end_where_the_context_ends(small_target, small_conversations, answers, monkeypatch) -> None:
+    """A later turn that has no room left is answered with nothing, and its conversation is refused by name."""
+    conversation, given = small_conversations[6], answers[6]
+    first = dataclasses.replace(conversation, messages=conversation.messages[:1], images=conversation.images[:1])
+    room = 4
+    context = len(small_target.encode(first).ids) + room
+    monkeypatch.setattr(small_target, "spec", dataclasses.replace(small_target.spec, max_positions=context))
+    (short,) = small_target.answer([conversation], 12, 1)
+    assert short == [given[0][:room], [], []]
+    with pytest.raises(
+        PromptError, match=rf"'turns' has \d+ tokens, 16 of them visual, and .* context holds {context}"
+    ):
+        small_target.encode(conversation, short)

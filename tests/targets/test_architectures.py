@@ -109,6 +109,33 @@ def test_greedy_tokens_equal_generate(one: Any) -> None:
     assert len(distinct) > 40, "answers of few tokens would hide mistakes"
 
 
+def test_what_an_oracle_drafts_is_accepted_whole(one: Any) -> None:
+    """Behind pictures and text alike, at every depth: a row or position that is off would cut a round short."""
+    for conversation in prompts(one.sees, 6)[::5]:
+        encoded = one.target.encode(conversation)
+        answer = generate_autoregressive(one.target, encoded, max_new_tokens=2 * CAP, eos_ids=()).tokens
+        for depth in range(1, 7):
+            oracle = OracleProposer(answer, vocab_size=one.target.spec.vocab_size, depth=depth, width=1 + depth % 3)
+            trace = generate(one.target, oracle, encoded, max_new_tokens=2 * CAP, eos_ids=())
+            assert trace.tokens == answer
+            assert [r.accepted for r in trace.rounds[:-1]] == [depth] * (len(trace.rounds) - 1)
+
+
+def test_what_a_prefill_gave_is_not_overwritten(one: Any) -> None:
+    """A drafter keeps it while the target goes on, and while another request starts."""
+    first, second = (one.target.encode(conversation) for conversation in prompts(one.sees, 3)[::2])
+    state, prefill = one.target.prefill(first, 8, draft_rows=len(TREE))
+    before = {name: value.clone() for name, value in vars(prefill).items() if isinstance(value, torch.Tensor)}
+    one.target.prefill(second, 8)
+    hidden = extend_tree(one.target, state, TREE)
+    verified = hidden.clone()
+    one.target.commit(state, [0, 2])
+    extend_tree(one.target, state, TREE)
+    assert torch.equal(hidden, verified)
+    for name, value in before.items():
+        assert torch.equal(getattr(prefill, name), value), name
+
+
 def test_the_transformers_baseline_is_fed_all_it_needs(one: Any) -> None:
     for conversation in prompts(one.sees, 7):
         trace = generate_transformers(one.target, one.target.encode(conversation), max_new_tokens=4)
@@ -216,6 +243,27 @@ def test_answers_equal_generate_turn_by_turn_and_pass_the_teacher_gate(one: Any)
         said = encoded.answer_mask.nonzero().squeeze(-1)
         assert torch.equal(one.target.lm_head(sample.last[said - 1]).argmax(-1), encoded.ids[said])
         assert encoded.ids[said].tolist()[-len(given[-1]) :] == given[-1]
+
+
+def test_near_the_end_of_the_context_the_answer_is_still_generates(one: Any) -> None:
+    asked = prompts(one.sees, 1)[0]
+
+    def longer(words: int) -> Conversation:
+        content = [*asked.messages[0]["content"], {"type": "text", "text": words * " red"}]
+        return replace(asked, messages=[{"role": "user", "content": content}])
+
+    def tokens(words: int) -> int:
+        return len(one.target.encode(longer(words)).ids)
+
+    room = one.target.spec.max_positions - tokens(0)
+    conversation = longer((room - 6) * 50 // (tokens(50) - tokens(0)))
+    encoded = one.target.encode(conversation)
+    left = one.target.spec.max_positions - len(encoded.ids)
+    assert 0 < left < 20
+    expected = one.generate(conversation, left)
+    assert generate_autoregressive(one.target, encoded, max_new_tokens=2 * CAP).tokens == expected
+    oracle = OracleProposer(expected, vocab_size=one.target.spec.vocab_size, depth=4, width=2, wrong_from=3)
+    assert generate(one.target, oracle, encoded, max_new_tokens=2 * CAP).tokens == expected
 
 
 def test_up_to_the_end_of_the_context(one: Any) -> None:

@@ -1,11 +1,17 @@
+import base64
 import io
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from transformers.image_utils import load_image
 
-from fovea.targets.images import BrokenImageError, open_image
+from fovea.targets.images import BrokenImageError, image_bytes, open_image
 
 
 def saved(folder: Path, name: str, image: Image.Image, **options) -> Path:
@@ -14,20 +20,33 @@ def saved(folder: Path, name: str, image: Image.Image, **options) -> Path:
     return path
 
 
-def test_orientation_is_applied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["png", "jpg", "tiff", "webp"])
+def test_orientation_is_applied(tmp_path: Path, suffix: str) -> None:
     image = Image.new("RGB", (24, 16))
-    image.putpixel((0, 0), (255, 0, 0))
+    image.paste((255, 0, 0), (0, 0, 8, 8))
     exif = Image.Exif()
     exif[0x0112] = 6  # turn a quarter clockwise
-    upright = open_image(saved(tmp_path, "turned.png", image, exif=exif))
+    upright = open_image(saved(tmp_path, f"turned.{suffix}", image, exif=exif))
     assert upright.size == (16, 24)
-    assert upright.getpixel((15, 0)) == (255, 0, 0)
+    assert upright.getpixel((12, 3))[0] > 200
+    assert upright.getpixel((3, 3))[0] < 50
+    assert open_image(upright).size == (16, 24), "it is not turned twice"
 
 
 def test_sixteen_bit_greys_are_scaled(tmp_path: Path) -> None:
     levels = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
     image = open_image(saved(tmp_path, "deep.png", Image.fromarray(levels)))
     assert np.asarray(image)[0].tolist() == [[0] * 3, [1] * 3, [128] * 3, [255] * 3]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_sixteen_bit_files_of_both_byte_orders(tmp_path: Path, suffix: str, order: str) -> None:
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    mode = "I;16" if order == "<u2" else "I;16B"
+    image = Image.frombytes(mode, (8, 8), ramp.astype(order).tobytes())
+    opened = np.asarray(open_image(saved(tmp_path, f"deep.{suffix}", image)))[..., 0]
+    assert np.abs(opened.astype(float) - ramp / 257).max() <= 0.5
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
@@ -60,6 +79,72 @@ def test_the_first_frame_of_an_animation(tmp_path: Path) -> None:
     with Image.open(path) as moving:
         moving.seek(1)
         assert open_image(moving).getpixel((0, 0)) == (255, 0, 0)
+
+
+KINDS = {
+    "grey.png": lambda rgb: rgb.convert("L"),
+    "bits.png": lambda rgb: rgb.convert("1"),
+    "palette.png": lambda rgb: rgb.quantize(16),
+    "palette.gif": lambda rgb: rgb.quantize(16),
+    "print.jpg": lambda rgb: rgb.convert("CMYK"),
+    "luma.jpg": lambda rgb: rgb.convert("YCbCr"),
+    "plain.webp": lambda rgb: rgb,
+    "plain.bmp": lambda rgb: rgb,
+    "plain.tiff": lambda rgb: rgb,
+    "plain.ppm": lambda rgb: rgb,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ordinary_files_are_read_as_transformers_reads_them(tmp_path: Path, name: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
+    rgb = Image.fromarray(pixels).resize((40, 48), Image.Resampling.BICUBIC)
+    path = saved(tmp_path, name, KINDS[name](rgb))
+    opened = open_image(path)
+    assert (opened.mode, opened.size) == ("RGB", (40, 48))
+    assert np.array_equal(np.asarray(opened), np.asarray(load_image(str(path))))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """A web site that shows the files in ``tmp_path``."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_urls_and_data_uris_are_the_files_behind_them(tmp_path: Path, site: str) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    path = saved(tmp_path, "a.png", Image.fromarray(pixels))
+    written = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    for source in (str(path), f"{site}/a.png", f"{site}/a.png?size=full", written):
+        assert np.array_equal(np.asarray(open_image(source)), pixels)
+        assert image_bytes(source) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{site}/b.png", r"/b.png' cannot be fetched \(HTTP Error 404.*download it and name the file"),
+        ("http://127.0.0.1:9/b.png", "cannot be fetched"),
+        ("data:image/png,abc", "cannot be read .*it is not base64"),
+        ("data:image/png;base64,a%b", "cannot be read .*write data:image/png;base64"),
+        ("data:image/png;base64,AAAA", r"AAAA' cannot be opened \(cannot identify image file its content\)"),
+        ("clip.mp4", "is a video, and video is not supported; use its frames"),
+        ("{site}/clip.MOV?x=1", "video is not supported; use its frames"),
+        ("data:video/mp4;base64,AAAA", "video is not supported"),
+        ("data:image/png;base64," + 2000 * "A" + "?", r"^image 'data:image/png;base64,A+\.\.\.' cannot"),
+    ],
+)
+def test_addresses_without_a_picture_are_named(site: str, source: str, message: str) -> None:
+    with pytest.raises(BrokenImageError, match=message):
+        open_image(source.format(site=site))
 
 
 def test_a_picture_in_memory_is_not_changed() -> None:

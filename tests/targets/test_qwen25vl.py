@@ -16,6 +16,33 @@ def test_positions_equal_get_rope_index(small_target, small_conversations, refer
     assert encoded.next_position - encoded.ids.shape[0] == int(delta)
 
 
+@pytest.mark.parametrize("index", range(8))
+def test_every_node_stands_where_get_rope_index_puts_it(
+    small_target, small_conversations, reference_model, index
+) -> None:
+    """Behind one picture, several and none, and behind committed rows: rotary position and cache slot differ."""
+    encoded = small_target.encode(small_conversations[index])
+    parents = [-1, 0, 0, 2, 2, 4, 1]
+    paths: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), row])
+    depths = torch.tensor([len(path) - 1 for path in paths])
+    state, _ = small_target.prefill(encoded, 8, draft_rows=len(parents))
+    for committed in range(3):
+        positions = state.text_positions(depths)
+        for row, path in enumerate(paths):
+            ids = torch.cat([encoded.ids, torch.full((committed + len(path),), 50)])[None]
+            kinds = torch.zeros_like(ids, dtype=torch.int32)
+            kinds[0, : len(encoded.ids)] = encoded.is_visual
+            expected, _ = reference_model.model.get_rope_index(
+                ids, mm_token_type_ids=kinds, image_grid_thw=encoded.vision.get("image_grid_thw")
+            )
+            assert torch.equal(positions[:, row], expected[:, 0, -1])
+        small_target.extend(state, torch.tensor([50]), state.text_positions(torch.tensor([0])))
+        small_target.commit(state, [0])
+        assert state.length == len(encoded.ids) + committed + 1
+
+
 @settings(deadline=None)
 @given(
     parts=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)), max_size=4),
