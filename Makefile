@@ -7,7 +7,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE WANDB_MODE=offline
 # Arguments of the entry points and of pytest, e.g. make train ARGS="experiment=smoke"
 ARGS ?=
 
-.PHONY: help setup train evaluate test lint format table bench clean
+.PHONY: help setup train evaluate test whole lint format table bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -22,6 +22,9 @@ evaluate: $(VENV)/.run  ## make evaluate ARGS="ckpt=outputs/..."
 
 test: $(VENV)/.dev  ## all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n auto $(ARGS)
+
+whole: $(VENV)/.dev  ## tests on trained targets and, where installed, real weights; takes minutes
+	$(TEST_ENV) $(BIN)/python -m pytest -m whole $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and pyright
 	$(BIN)/ruff check .

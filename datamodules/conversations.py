@@ -11,8 +11,10 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fovea.targets.conversation import Conversation
+from fovea.targets.images import is_address
 
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 _IMAGE = "<image>"
@@ -60,17 +62,30 @@ class TinyConversations(ConversationSource):
         count: conversations.
         seed: of the drawing.
         shown: false asks the questions without showing the pictures.
+        pictures: "grids" of up to eight by eight cells, "boards" of three by three, or "banners": boards, and wide and
+            tall pictures beside them.
 
     Raises:
-        SourceError: for another split or no conversation.
+        SourceError: for another split, other pictures or no conversation.
     """
 
-    def __init__(self, split: Literal["train", "heldout"], count: int, seed: int = 0, shown: bool = True):
-        if split not in ("train", "heldout"):
-            raise SourceError(f"split is {split!r}; choose from: train, heldout")
+    def __init__(
+        self,
+        split: Literal["train", "heldout"],
+        count: int,
+        seed: int = 0,
+        shown: bool = True,
+        pictures: Literal["grids", "boards", "banners"] = "grids",
+    ):
+        for name, value, choices in (
+            ("split", split, ("train", "heldout")),
+            ("pictures", pictures, ("grids", "boards", "banners")),
+        ):
+            if value not in choices:
+                raise SourceError(f"{name} is {value!r}; choose from: {', '.join(choices)}")
         if count < 1:
             raise SourceError(f"count must be at least 1, got {count}")
-        self._arguments = (split, count, seed)
+        self._arguments = (split, count, seed, pictures)
         self.shown = shown
 
     def _read(self) -> list[Conversation]:
@@ -81,9 +96,9 @@ class TinyConversations(ConversationSource):
 
     def digest(self) -> str:
         """Changes with the arguments and with the code that draws."""
-        from fovea.targets.tiny import drawing, families, scenes
+        from fovea.targets.tiny import banners, drawing, families, scenes
 
-        code = (inspect.getsource(module) for module in (drawing, scenes, families))
+        code = (inspect.getsource(module) for module in (drawing, scenes, families, banners))
         return _hash(f"{self}", *code)
 
     def __str__(self) -> str:
@@ -134,7 +149,7 @@ class JsonlConversations(ConversationSource):
         if "messages" not in record:
             raise ValueError(f"needs 'messages' or 'conversations', has {', '.join(sorted(record))}")
         messages = record["messages"]
-        images = tuple(self.image_root / name for name in record.get("images", ()))
+        images = _located(record.get("images", ()), self.image_root)
         _match_images(messages, images)
         return Conversation(
             key=str(record["key"]),
@@ -233,10 +248,15 @@ def _from_llava(record: Mapping[str, Any], line: int, image_root: Path) -> Conve
             raise ValueError(f"a turn is from '{turn['from']}'; choose from: {', '.join(_ROLES)}")
         role = _ROLES[turn["from"]]
         messages.append({"role": role, "content": _parts(turn["value"]) if role == "user" else turn["value"]})
-    images = tuple(image_root / name for name in names)
+    images = _located(names, image_root)
     _match_images(messages, images)
-    source = Path(names[0]).parts[0] if names else "text"
+    source = Path(urlsplit(names[0]).netloc or names[0]).parts[0] if names else "text"
     return Conversation(key=f"{record['id']}#{line}", messages=messages, images=images, source=source)
+
+
+def _located(names: Sequence[str], root: Path) -> tuple[Path | str, ...]:
+    """Paths below ``root``; URLs and data URIs as they are."""
+    return tuple(name if is_address(name) else root / name for name in names)
 
 
 def _parts(text: str) -> list[dict[str, str]]:
@@ -250,7 +270,7 @@ def _parts(text: str) -> list[dict[str, str]]:
     return parts
 
 
-def _match_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Path]) -> None:
+def _match_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Path | str]) -> None:
     contents = [m["content"] for m in messages if not isinstance(m["content"], str)]
     places = sum(part["type"] == "image" for content in contents for part in content)
     if places != len(images):

@@ -48,8 +48,8 @@ class ConversationTeacher:
         """What the conversations in ``batch`` teach, in their order; those that teach nothing are left out."""
         readable = self._readable([(c, None) for c in batch if c.key not in self.skipped])
         if self.config.answers == "target" and readable:
-            asked = [conversation for conversation, _ in readable]
-            readable = self._readable(zip(asked, self._answer(asked), strict=True))
+            read = [conversation for conversation, _ in readable]
+            readable = self._readable(zip(read, self._answer(read), strict=True))
         useful = [(c, encoded) for c, encoded in readable if self._teaches(c, encoded)]
         if not useful:
             return []

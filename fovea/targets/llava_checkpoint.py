@@ -122,7 +122,7 @@ def convert(source: Path, destination: Path, vision_tower: Path | None = None) -
             # A tower that was named takes the place of one that is there.
             if new is None or (towers and file not in towers and name.startswith(_TOWER)):
                 continue
-            tensors[new] = _with_rows(read(), config.text_config.vocab_size) if name in _VOCABULARY else read()
+            tensors[new] = grown_rows(read(), config.text_config.vocab_size) if name in _VOCABULARY else read()
         save_file(tensors, destination / shard, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, shard)
     (destination / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
@@ -158,9 +158,8 @@ def _describe(source: Path, theirs: dict[str, Any], kind: str, vision_tower: Pat
     """Configuration and processor in transformers' terms."""
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"], "pad_token": "<pad>"})
-    vocabulary = -(-len(tokenizer) // _VOCABULARY_STEP) * _VOCABULARY_STEP
     text = {field: theirs[field] for field in _TEXT_FIELDS if field in theirs}
-    text |= {"model_type": kind, "vocab_size": vocabulary}
+    text |= {"model_type": kind, "vocab_size": padded_vocabulary(len(tokenizer))}
     if kind == "mistral":
         text["sliding_window"] = theirs.get("sliding_window")
     shared: dict[str, Any] = {
@@ -206,8 +205,13 @@ def _from_clip(name: str) -> str | None:
     return f"vision_tower.{name}" if name.startswith("vision_model.") else None
 
 
-def _with_rows(rows: Tensor, count: int) -> Tensor:
-    """``rows`` and, up to ``count``, their mean."""
+def padded_vocabulary(entries: int) -> int:
+    """``entries``, and some to spare."""
+    return -(-entries // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
+def grown_rows(rows: Tensor, count: int) -> Tensor:
+    """``rows`` and, up to ``count``, their mean: as rows of an LM head they can never win."""
     mean = rows.float().mean(0, keepdim=True).to(rows.dtype)
     return torch.cat([rows, mean.expand(count - rows.shape[0], -1)])
 

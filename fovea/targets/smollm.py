@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from fovea.targets.checkpoint import CheckpointError
+from fovea.targets.published import published
 
 #: Raised whenever the conversion changes, so that caches are not mistaken for its outcome.
 _RECIPE_VERSION = 1
@@ -41,18 +41,7 @@ class SmolLM2Config:
         weights, version = self._find()
         key = hashlib.sha256(json.dumps([self.package, version, _RECIPE_VERSION]).encode()).hexdigest()[:12]
         folder = cache / "targets" / f"smollm2-135m-{key}"
-        if folder.is_dir():
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as building:
-            draft = Path(building) / "target"
-            convert_gguf(weights, draft)
-            try:
-                draft.rename(folder)
-            except OSError:  # another process has published the same target meanwhile
-                if not folder.is_dir():
-                    raise
-        return folder
+        return published(folder, lambda draft: convert_gguf(weights, draft))
 
     def _find(self) -> tuple[Path, str]:
         """The GGUF file and the version of the package that holds it."""

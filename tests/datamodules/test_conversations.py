@@ -42,6 +42,18 @@ def test_own_layout(tmp_path):
     assert items[1].messages == [{"role": "user", "content": parts}]
 
 
+def test_pictures_may_have_an_address(tmp_path):
+    address, written = "https://example.org/a.png", "data:image/png;base64,AAAA"
+    place = {"type": "image"}
+    ours = {"key": "a", "messages": [{"role": "user", "content": [place, place, place]}]}
+    ours["images"] = [address, "b.png", written]
+    theirs = {"id": 1, "image": address, "conversations": [{"from": "human", "value": "<image> what?"}]}
+    (tmp_path / "x.jsonl").write_text(json.dumps(ours) + "\n" + json.dumps(theirs))
+    first, second = JsonlConversations(tmp_path / "x.jsonl")
+    assert first.images == (address, tmp_path / "b.png", written)
+    assert (second.images, second.source) == ((address,), "example.org")
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
 def test_llava_layout(tmp_path, suffix):
     records = [

@@ -196,6 +196,12 @@ def twin(
 
 
 @pytest.fixture(scope="session")
+def twin_at() -> Callable[[Path, str], Twin]:
+    """``(folder, name)``: a twin of the checkpoint in a folder."""
+    return lambda folder, name: Twin(name, folder)
+
+
+@pytest.fixture(scope="session")
 def twin_of(enlarge: Any) -> Callable[..., Twin]:
     """``(model, folder, processor, tokenizer, eos)``: a twin of any other model; it may have an adapter of its own."""
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import PreTrainedModel
 
 from fovea.targets.conversation import Conversation
 from fovea.targets.tiny.batches import Batch, Encoder
-from fovea.targets.tiny.families import FAMILIES, conversations
+from fovea.targets.tiny.families import FAMILIES, Pictures, conversations
 from fovea.targets.tiny.scenes import Turn
 from fovea.targets.tiny.training import answer_logits
 
@@ -34,16 +34,17 @@ class FamilyAccuracy:
 
 
 def measure(
-    model: Qwen2_5_VLForConditionalGeneration, encoder: Encoder, questions: int, device: torch.device
+    model: PreTrainedModel, encoder: Encoder, pictures: Pictures, questions: int, device: torch.device
 ) -> dict[str, FamilyAccuracy]:
-    """Accuracy by family over ``questions`` held-out ones of each.
+    """Accuracy by family of ``pictures`` over ``questions`` held-out ones of each.
 
     An answer counts if greedy decoding would write it token for token: if every token is the most likely one behind
     the right ones before it.
     """
-    asked = conversations("heldout", questions * len(FAMILIES), seed=0)
+    families = FAMILIES[pictures]
+    asked = conversations("heldout", questions * len(families), 0, pictures)
     report = {}
-    for family in FAMILIES:
+    for family in families:
         own = [c for c in asked if c.source == family]
         exact, tokens = _foresee(model, encoder, own, 0, device)
         wrong = _foresee(model, encoder, own, 1, device)[0] if own[0].images else None
@@ -69,7 +70,7 @@ def require_reading(report: dict[str, FamilyAccuracy], min_gain: float) -> None:
 
 @torch.inference_mode()
 def _foresee(
-    model: Qwen2_5_VLForConditionalGeneration,
+    model: PreTrainedModel,
     encoder: Encoder,
     asked: list[Conversation],
     shift: int,

@@ -8,14 +8,16 @@ height of a bar, the same of the cell to the left, the row and the column.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
-from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fovea.targets.tiny.batches import Patches
+from fovea.targets.tiny.architecture import Architecture
 from fovea.targets.tiny.drawing import COLOURS, DIGITS, LETTERS, SHAPES, Canvas
 from fovea.targets.tiny.scenes import COLUMN_NAMES, ROW_NAMES
 from fovea.targets.tiny.tokenizer import END_OF_TEXT
@@ -23,12 +25,11 @@ from fovea.targets.tiny.training import Optimizers, Report, half_precision
 
 #: Content, second content, both of the cell to the left, row, column.
 _NAMES = 6
-#: Cells a side, and pictures in a batch, in turn.
-_SIZES = ((3, 40), (3, 40), (8, 6))
 
 
 def learn_alphabet(
-    model: Qwen2_5_VLForConditionalGeneration,
+    architecture: Architecture,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
     steps: int,
@@ -39,19 +40,17 @@ def learn_alphabet(
     report: Report,
 ) -> None:
     """Trains the vision tower and the word embeddings, ``steps`` optimizer steps."""
-    embedding = model.model.language_model.embed_tokens
+    embedding: Any = model.get_input_embeddings()
     width = embedding.embedding_dim
     probes = nn.Linear(width, (_NAMES - 1) * width, bias=False).to(device)
-    optimizers = Optimizers([model.model.visual, embedding, probes], matrix_lr, other_lr, steps)
+    optimizers = Optimizers([*architecture.eyes(model), embedding, probes], matrix_lr, other_lr, steps)
     words = _Words(tokenizer)
     for step in range(steps):
-        side, pictures = _SIZES[step % len(_SIZES)]
+        side, pictures = architecture.alphabet[step % len(architecture.alphabet)]
         drawn = [_random_cells(side, words, rng) for _ in range(pictures)]
-        patches = Patches.of(image for image, _ in drawn).to(device)
         wanted = torch.tensor([names for _, cells in drawn for names in cells], device=device)
         with half_precision(device):
-            tokens = model.model.visual(patches.pixels, patches.grids).pooler_output
-            tokens = F.rms_norm(tokens.float(), (width,))
+            tokens = F.rms_norm(architecture.cells(model, [image for image, _ in drawn]).float(), (width,))
             views = torch.cat([tokens, probes(tokens)], dim=-1).view(-1, width)
             logits = F.linear(views, embedding.weight)
         loss = F.cross_entropy(logits.float(), wanted.view(-1)) * _NAMES

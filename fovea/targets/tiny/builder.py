@@ -1,10 +1,9 @@
-"""Builds the embedded default target once and keeps it in a cache."""
+"""Builds a small target once and keeps it in a cache."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +15,21 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from fovea.targets.published import published
 from fovea.targets.tiny import training
 from fovea.targets.tiny.accuracy import FamilyAccuracy, measure, require_reading
 from fovea.targets.tiny.alphabet import learn_alphabet
-from fovea.targets.tiny.architecture import grow, new_model, processor
+from fovea.targets.tiny.architecture import Architecture
 from fovea.targets.tiny.batches import Encoder
 from fovea.targets.tiny.config import TinyConfig
-from fovea.targets.tiny.families import FAMILIES, sample_scene
+from fovea.targets.tiny.families import FAMILIES, Pictures, sample_scene
+from fovea.targets.tiny.llava import Llava15, LlavaNext
+from fovea.targets.tiny.qwen25vl import Qwen25VL
 from fovea.targets.tiny.tokenizer import END_OF_TEXT, IM_END, train_tokenizer
+
+ARCHITECTURES: dict[str, Architecture] = {"qwen25vl": Qwen25VL(), "llava_next": LlavaNext(), "llava15": Llava15()}
 
 #: Raised whenever the pictures, the questions or the training change, so that caches are not mistaken for them.
 RECIPE_VERSION = 2
@@ -37,8 +41,8 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pillow")
 def build(config: TinyConfig, cache: Path, *, device: torch.device | str | None = None, show: bool = True) -> Path:
     """The checkpoint folder of the target, from ``cache`` or trained now (about five minutes on two cores).
 
-    The folder appears under its name only when it is whole. It is a Qwen2.5-VL checkpoint that transformers loads,
-    with ``accuracy.json`` beside it.
+    The folder appears under its name only when it is whole. It is a checkpoint that transformers loads as any other of
+    its architecture, with ``accuracy.json`` beside it.
 
     Args:
         config: of the target; with library versions and kind of device it makes the folder's name.
@@ -50,25 +54,14 @@ def build(config: TinyConfig, cache: Path, *, device: torch.device | str | None 
         UnreadablePicturesError: if the target did not learn to read its pictures; nothing is kept.
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    folder = cache / "targets" / f"tiny-qwen25vl-{cache_key(config, place)}"
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as building:
-        draft = Path(building) / "target"
-        _write(config, draft, place, show)
-        try:
-            draft.rename(folder)
-        except OSError:  # another process has published the same target meanwhile
-            if not folder.is_dir():
-                raise
-    return folder
+    folder = cache / "targets" / f"tiny-{config.architecture}-{cache_key(config, place)}"
+    return published(folder, lambda draft: _write(config, draft, place, show))
 
 
 def cache_key(config: TinyConfig, device: torch.device) -> str:
-    """Twelve hex digits of all that decides what is built."""
+    """Twelve hex digits of all that decides what is built of an architecture."""
     recipe = {
-        "config": asdict(config),
+        "config": {name: value for name, value in asdict(config).items() if name != "architecture"},
         "recipe": RECIPE_VERSION,
         "libraries": {name: version(name) for name in _LIBRARIES},
         "device": device.type,
@@ -78,27 +71,32 @@ def cache_key(config: TinyConfig, device: torch.device) -> str:
 
 def _write(config: TinyConfig, folder: Path, device: torch.device, show: bool) -> None:
     started = time.perf_counter()
-    tokenizer = train_tokenizer(_corpus(config.seed), config.vocab_size)
+    architecture = ARCHITECTURES[config.architecture]
+    corpus = _corpus(config.seed, architecture.pictures)
+    tokenizer = train_tokenizer(corpus, config.vocab_size, architecture.special_tokens, architecture.template)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        model = _train(config, tokenizer, device, show)
-    report = measure(model, Encoder(tokenizer), config.judged_questions, device)
+        model = _train(architecture, config, tokenizer, device, show)
+    encoder = Encoder(tokenizer, architecture.reader(config, tokenizer))
+    report = measure(model, encoder, architecture.pictures, config.judged_questions, device)
     require_reading(report, config.min_gain)
     ids = tokenizer.get_vocab()
     model.generation_config = GenerationConfig(eos_token_id=ids[IM_END], pad_token_id=ids[END_OF_TEXT], do_sample=False)
     _moved(model, torch.device("cpu")).save_pretrained(folder)
-    processor(config, tokenizer).save_pretrained(folder)
+    architecture.processor(config, tokenizer).save_pretrained(folder)
     _write_report(folder / "accuracy.json", report, time.perf_counter() - started)
 
 
 def _train(
-    config: TinyConfig, tokenizer: PreTrainedTokenizerFast, device: torch.device, show: bool
-) -> Qwen2_5_VLForConditionalGeneration:
+    architecture: Architecture, config: TinyConfig, tokenizer: PreTrainedTokenizerFast, device: torch.device, show: bool
+) -> PreTrainedModel:
     rng = np.random.default_rng(config.seed)
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, architecture.reader(config, tokenizer))
+    stages = training.STAGES[architecture.pictures]
     with _progress(show) as stage:
-        model = _moved(new_model(config, tokenizer, config.shallow_layers), device)
+        model = _moved(architecture.new_model(config, tokenizer, config.shallow_layers), device)
         learn_alphabet(
+            architecture,
             model,
             tokenizer,
             steps=config.alphabet_steps,
@@ -109,14 +107,15 @@ def _train(
             report=stage("target: learning the alphabet", config.alphabet_steps),
         )
         for name, course, steps, matrix_share, other_share in (
-            ("learning to read", training.READING, config.reading_steps, 1.0, 1.0),
-            ("small pictures", training.SMALL, config.small_steps, 0.5, 1.0),
-            ("all pictures", training.MIXED, config.mixed_steps, 0.5, 1.0),
-            ("all layers", training.MIXED, config.deep_steps, 0.25, 0.5),
+            ("learning to read", stages.reading, config.reading_steps, 1.0, 1.0),
+            ("small pictures", stages.small, config.small_steps, 0.5, 1.0),
+            ("all pictures", stages.mixed, config.mixed_steps, 0.5, 1.0),
+            ("all layers", stages.mixed, config.deep_steps, 0.25, 0.5),
         ):
             if name == "all layers":
-                model = _moved(grow(model, config, tokenizer), device)
+                model = _moved(architecture.grow(model, config, tokenizer), device)
             training.train(
+                architecture,
                 model,
                 encoder,
                 course,
@@ -130,7 +129,7 @@ def _train(
     return model
 
 
-def _moved(model: Qwen2_5_VLForConditionalGeneration, device: torch.device) -> Qwen2_5_VLForConditionalGeneration:
+def _moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """``model``, moved to ``device``; transformers wraps ``to`` so that to a type checker it is no method."""
     nn.Module.to(model, device)
     return model
@@ -149,11 +148,11 @@ def _progress(show: bool) -> Iterator:
         yield stage
 
 
-def _corpus(seed: int) -> list[str]:
+def _corpus(seed: int, pictures: Pictures = "grids") -> list[str]:
     """What the tokenizer learns from: questions, answers, and the roles of the chat template."""
     rng = np.random.default_rng(seed)
     texts = ["user", "assistant"] * _CORPUS_SCENES
-    for sampler in FAMILIES.values():
+    for sampler in FAMILIES[pictures].values():
         for _ in range(_CORPUS_SCENES):
             for turn in sample_scene(sampler, "train", rng).turns(rng):
                 texts += [turn.question, turn.answer]

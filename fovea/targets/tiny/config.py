@@ -1,18 +1,22 @@
-"""The numbers of the embedded default target."""
+"""The numbers of a small target that the project trains itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Architecture, recipe and acceptance of the embedded default target; all of it is part of its cache key.
+    """Architecture, recipe and acceptance of a small target; all of it is part of its cache key.
 
-    Stages are counted in optimizer steps, never in seconds, so that a slow machine builds the same target.
+    The defaults are those of the embedded default target. Stages are counted in optimizer steps, never in seconds, so
+    that a slow machine builds the same target.
     """
 
+    #: Of which kind the target is; decides what it is trained on, too.
+    architecture: Literal["qwen25vl", "llava_next", "llava15"] = "qwen25vl"
     seed: int = 0
     #: Most entries of the vocabulary; the pictures' words fill about as many.
     vocab_size: int = 512
@@ -21,7 +25,7 @@ class TinyConfig:
     layers: int = 16
     num_heads: int = 3
     num_kv_heads: int = 1
-    #: Rotary frequencies (half the head width) for time, height and width.
+    #: Rotary frequencies (half the head width) for time, height and width; with one axis only their sum counts.
     mrope_section: tuple[int, ...] = (8, 12, 12)
     #: Far lower than the real model's 1e6, so that a step of one row or column turns the height and width frequencies
     #: enough to matter: a wrong position must show.
@@ -31,7 +35,7 @@ class TinyConfig:
     vision_hidden_size: int = 128
     vision_intermediate_size: int = 256
     vision_heads: int = 4
-    #: Most visual tokens of a picture; larger photographs are scaled down.
+    #: Most visual tokens of a picture of a Qwen2.5-VL; larger photographs are scaled down.
     max_visual_tokens: int = 100
     #: Steps in which the vision tower alone learns to name cells.
     alphabet_steps: int = 180

@@ -1,4 +1,4 @@
-"""Conversations about drawn pictures, in ten families of questions, split into training and held-out scenes."""
+"""Conversations about drawn pictures, in families of questions, split into training and held-out scenes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Literal
 import numpy as np
 
 from fovea.targets.conversation import Conversation
+from fovea.targets.tiny.banners import Banner
 from fovea.targets.tiny.scenes import Board, Chart, Pair, Scene, Strings, Table, Text, Turn
 
 Split = Literal["train", "heldout"]
 Sampler = Callable[[np.random.Generator], Scene]
+#: What is drawn: pictures of up to eight by eight cells; of three by three; of three by three, wide and tall ones.
+Pictures = Literal["grids", "boards", "banners"]
 
 #: One scene in this many is held out.
 _HELD_OUT_SHARE = 8
@@ -22,8 +25,7 @@ def _strings(rng: np.random.Generator) -> Strings:
     return Strings.sample(rng, 3 if rng.random() < 0.5 else 8)
 
 
-#: What each family's questions are about.
-FAMILIES: dict[str, Sampler] = {
+_GRIDS: dict[str, Sampler] = {
     "caption": Board.sample,
     "colour": Board.sample,
     "count": Board.sample,
@@ -34,6 +36,13 @@ FAMILIES: dict[str, Sampler] = {
     "table": Table.sample,
     "text": Text.sample,
     "pair": Pair.sample,
+}
+_BOARDS = {name: sampler for name, sampler in _GRIDS.items() if name != "table"} | {"strings": Strings.sample}
+#: What each family's questions are about.
+FAMILIES: dict[Pictures, dict[str, Sampler]] = {
+    "grids": _GRIDS,
+    "boards": _BOARDS,
+    "banners": {**_BOARDS, "banner": Banner.sample},
 }
 
 
@@ -51,19 +60,19 @@ def sample_scene(sampler: Sampler, split: Split, rng: np.random.Generator) -> Sc
             return scene
 
 
-def conversations(split: Split, count: int, seed: int) -> list[Conversation]:
-    """``count`` conversations, the families in turn; the same arguments give the same bytes.
+def conversations(split: Split, count: int, seed: int, pictures: Pictures = "grids") -> list[Conversation]:
+    """``count`` conversations, the families of ``pictures`` in turn; the same arguments give the same bytes.
 
     A training conversation asks several questions about its pictures, the first one of its family, and answers
     them. A held-out one asks a single question, of its family, and keeps the right answer in ``answer``.
     """
     rng = np.random.default_rng([seed, int(split == "heldout")])
-    names = list(FAMILIES)
-    return [_conversation(names[i % len(names)], split, f"{split}-{seed}-{i}", rng) for i in range(count)]
+    families = list(FAMILIES[pictures].items())
+    return [_conversation(*families[i % len(families)], split, f"{split}-{seed}-{i}", rng) for i in range(count)]
 
 
-def _conversation(family: str, split: Split, key: str, rng: np.random.Generator) -> Conversation:
-    scene = sample_scene(FAMILIES[family], split, rng)
+def _conversation(family: str, sampler: Sampler, split: Split, key: str, rng: np.random.Generator) -> Conversation:
+    scene = sample_scene(sampler, split, rng)
     images = scene.draw(rng)
     turns = shuffled_turns(scene, rng)
     turns.sort(key=lambda turn: turn.family != family)

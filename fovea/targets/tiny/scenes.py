@@ -67,7 +67,8 @@ def _pick(rng: np.random.Generator, options) -> str:
     return options[rng.integers(len(options))]
 
 
-def _string(rng: np.random.Generator, length: int, alphabet: str = LETTERS + DIGITS) -> str:
+def random_string(rng: np.random.Generator, length: int, alphabet: str = LETTERS + DIGITS) -> str:
+    """``length`` characters of ``alphabet``."""
     return "".join(alphabet[i] for i in rng.integers(len(alphabet), size=length))
 
 
@@ -104,7 +105,7 @@ class Board:
     @staticmethod
     def with_sign(rng: np.random.Generator) -> Board:
         """Two to five things in the upper rows and a sign of three characters."""
-        return Board(_things(rng, [(row, column) for row in range(2) for column in range(3)]), _string(rng, 3))
+        return Board(_things(rng, [(row, column) for row in range(2) for column in range(3)]), random_string(rng, 3))
 
     def draw(self, rng: np.random.Generator) -> tuple[Image.Image, ...]:
         canvas = Canvas(3, 3, rng)
@@ -200,7 +201,7 @@ class Strings:
     def sample(rng: np.random.Generator, size: int = 3) -> Strings:
         """A ``size`` x ``size`` grid; the rows of a large one have four to eight characters each."""
         lengths = rng.integers(min(3, size), size + 1, size=size)
-        return Strings(tuple(_string(rng, int(length)) for length in lengths), size)
+        return Strings(tuple(random_string(rng, int(length)) for length in lengths), size)
 
     def draw(self, rng: np.random.Generator) -> tuple[Image.Image, ...]:
         canvas = Canvas(len(self.rows), self.columns, rng)
@@ -234,7 +235,7 @@ class Table:
         """Three to ``size`` - 1 rows and three to five columns."""
         rows, columns = int(rng.integers(3, size)), int(rng.integers(3, 6))
         names = "".join(sorted(rng.permutation(list(LETTERS))[:rows]))
-        return Table(names, tuple(tuple(_string(rng, 2, DIGITS) for _ in range(columns)) for _ in range(rows)))
+        return Table(names, tuple(tuple(random_string(rng, 2, DIGITS) for _ in range(columns)) for _ in range(rows)))
 
     def draw(self, rng: np.random.Generator) -> tuple[Image.Image, ...]:
         canvas = Canvas(8, 8, rng)
@@ -297,7 +298,7 @@ class Text:
     @staticmethod
     def sample(rng: np.random.Generator) -> Text:
         """Four to eight characters."""
-        return Text(_string(rng, int(rng.integers(4, 9))), int(rng.integers(1, 60)))
+        return Text(random_string(rng, int(rng.integers(4, 9))), int(rng.integers(1, 60)))
 
     def draw(self, rng: np.random.Generator) -> tuple[Image.Image, ...]:
         return ()

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import PreTrainedModel
 
+from fovea.targets.tiny.architecture import Architecture
+from fovea.targets.tiny.banners import Banner
 from fovea.targets.tiny.batches import IGNORED, Batch, Encoder
-from fovea.targets.tiny.families import sample_scene, shuffled_turns
+from fovea.targets.tiny.families import Pictures, sample_scene, shuffled_turns
 from fovea.targets.tiny.scenes import Board, Chart, Pair, Scene, Strings, Table, Text, Turn
 
 #: Called after every optimizer step with the loss.
@@ -52,17 +55,45 @@ def _large_strings(rng: np.random.Generator) -> Scene:
 
 
 _BOARDS = ((Board.sample, 12), (Chart.sample, 5), (Strings.sample, 5), (Text.sample, 2))
-#: Reading comes first and alone: with everything at once the model learns phrases and no picture.
-READING = Course(1, (((Strings.sample, 32),),))
-SMALL = Course(2, (((Board.sample, 8), (Chart.sample, 4), (Strings.sample, 8), (Text.sample, 2)),))
-MIXED = Course(2, (_BOARDS, ((Board.sample, 10), (Pair.sample, 6)), _BOARDS, ((_large_strings, 5), (Table.sample, 5))))
+_PAIRS = ((Board.sample, 10), (Pair.sample, 6))
+_GRIDS = ((_large_strings, 5), (Table.sample, 5))
+_LINES = ((Strings.sample, 14), (Banner.sample, 12))
+_READING = Course(1, (((Strings.sample, 32),),))
+_SMALL = Course(2, (((Board.sample, 8), (Chart.sample, 4), (Strings.sample, 8), (Text.sample, 2)),))
+
+
+class Stages(NamedTuple):
+    """What is fed in the stages of a training.
+
+    Reading comes first and alone: with everything at once the model learns phrases and no picture.
+    """
+
+    reading: Course
+    small: Course
+    mixed: Course
+
+
+STAGES: dict[Pictures, Stages] = {
+    "grids": Stages(_READING, _SMALL, Course(2, (_BOARDS, _PAIRS, _BOARDS, _GRIDS))),
+    "boards": Stages(_READING, _SMALL, Course(2, (_BOARDS, _PAIRS, _BOARDS))),
+    # Lines are read off the tiles from the beginning: who has learned to read them off the square sees no banner.
+    "banners": Stages(
+        Course(1, (_LINES,)),
+        Course(2, (((Board.sample, 8), (Chart.sample, 4), (Strings.sample, 4), (Banner.sample, 5), (Text.sample, 2)),)),
+        Course(2, (_BOARDS, _LINES, _PAIRS, _BOARDS)),
+    ),
+}
+
+
+#: Parts of the names of weights of two axes that are no matrices to Muon.
+_TABLES = ("embed_tokens", "position_embedding", "merger")
 
 
 class Optimizers:
     """Muon for the matrices, AdamW for the rest; both follow one schedule.
 
-    The embedding is a table, not a matrix to be orthogonalised; the merger's first layer is the largest matrix by far
-    and would take a third of Muon's time.
+    An embedding is a table, not a matrix to be orthogonalised; the first layer of Qwen2.5-VL's merger is the largest
+    matrix by far and would take a third of Muon's time.
     """
 
     def __init__(self, modules: list[nn.Module], matrix_lr: float, other_lr: float, steps: int) -> None:
@@ -70,7 +101,7 @@ class Optimizers:
         others: list[Tensor] = []
         parameters = {id(p): (n, p) for module in modules for n, p in module.named_parameters()}
         for name, parameter in parameters.values():
-            is_matrix = parameter.ndim == 2 and "embed_tokens" not in name and "merger" not in name
+            is_matrix = parameter.ndim == 2 and not any(table in name for table in _TABLES)
             (matrices if is_matrix else others).append(parameter)
         self._optimizers = (
             torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0),
@@ -94,13 +125,11 @@ def half_precision(device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def answer_logits(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def answer_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [R, V] before every answer token of ``batch``, the tokens [R], and the row [R] each belongs to."""
-    vision = {}
-    if batch.patches is not None:
-        vision = {"pixel_values": batch.patches.pixels, "image_grid_thw": batch.patches.grids}
+    positions = batch.positions if len(batch.positions) > 1 else batch.positions[0]
     with half_precision(batch.ids.device):
-        states = model.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **vision)[0]
+        states = model.model(input_ids=batch.ids, position_ids=positions, use_cache=False, **batch.vision)[0]
         wanted = batch.labels[:, 1:]
         rows, columns = (wanted != IGNORED).nonzero(as_tuple=True)
         logits = model.lm_head(states[rows, columns])
@@ -108,7 +137,8 @@ def answer_logits(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tu
 
 
 def train(
-    model: Qwen2_5_VLForConditionalGeneration,
+    architecture: Architecture,
+    model: PreTrainedModel,
     encoder: Encoder,
     course: Course,
     *,
@@ -121,12 +151,13 @@ def train(
 ) -> None:
     """Trains the language model of ``model`` on answers, ``steps`` optimizer steps.
 
-    The vision tower stays as it is: as long as the language model makes nothing of the pictures, its gradients are
-    noise, and Muon, which gives every matrix an update of the same size, would wreck it.
+    What makes the visual tokens stays as it is: as long as the language model makes nothing of the pictures, its
+    gradients are noise, and Muon, which gives every matrix an update of the same size, would wreck it.
     """
     model.train()
-    model.model.visual.requires_grad_(False)
-    optimizers = Optimizers([model.model.language_model], matrix_lr, other_lr, steps)
+    for module in architecture.eyes(model):
+        module.requires_grad_(False)
+    optimizers = Optimizers(architecture.language(model), matrix_lr, other_lr, steps)
     for step in range(steps):
         logits, wanted, _ = answer_logits(model, encoder.batch(course.items(step, rng)).to(device))
         loss = F.cross_entropy(logits, wanted)

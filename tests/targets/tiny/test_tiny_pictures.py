@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from fovea.targets.tiny import families
+from fovea.targets.tiny.banners import Banner
 from fovea.targets.tiny.drawing import CELL, Canvas
-from fovea.targets.tiny.families import FAMILIES, conversations, sample_scene, split_of
+from fovea.targets.tiny.families import conversations, sample_scene, split_of
 from fovea.targets.tiny.scenes import Board, Chart, Pair, Strings, Table, Text, Thing
 
-SCENES = (Board, Chart, Strings, Table, Pair, Text)
+SCENES = (Board, Chart, Strings, Table, Pair, Text, Banner)
+FAMILIES = families.FAMILIES["grids"]
+KNOWN = {name for choice in families.FAMILIES.values() for name in choice}
 
 
 def _bytes(conversation):
@@ -34,7 +38,8 @@ def test_splits_share_no_picture_and_no_scene():
     rng = np.random.default_rng(0)
 
     def seen(split, count):
-        scenes = (sample_scene(sampler, split, rng) for sampler in FAMILIES.values() for _ in range(count))
+        samplers = families.FAMILIES["grids"] | families.FAMILIES["banners"]
+        scenes = (sample_scene(sampler, split, rng) for sampler in samplers.values() for _ in range(count))
         return {repr(part) for scene in scenes for part in scene.parts()}
 
     held_out, trained = seen("heldout", 40), seen("train", 200)
@@ -69,6 +74,13 @@ def test_every_family_in_turn():
     assert not by_family["text"].images
 
 
+@pytest.mark.parametrize(("pictures", "sizes"), [("boards", 1), ("banners", 7)])
+def test_other_pictures_have_other_shapes(pictures, sizes):
+    drawn = conversations("train", 120, 0, pictures)
+    assert {c.source for c in drawn} == set(families.FAMILIES[pictures])
+    assert len({image.size for c in drawn for image in c.images}) == sizes
+
+
 def test_training_conversations_alternate_and_start_with_their_family():
     for conversation in conversations("train", 20, seed=0):
         roles = [m["role"] for m in conversation.messages]
@@ -90,7 +102,7 @@ def test_scenes_draw_whole_cells_and_answer(scene_type, seed):
     assert all(image.mode == "RGB" and image.width % CELL == image.height % CELL == 0 for image in images)
     turns = scene.turns(rng)
     assert turns
-    assert all(turn.family in FAMILIES and turn.question and turn.answer for turn in turns)
+    assert all(turn.family in KNOWN and turn.question and turn.answer for turn in turns)
 
 
 def test_answers_are_true():
