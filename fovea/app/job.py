@@ -15,6 +15,7 @@ from fovea.app import errors, tracking
 from fovea.app.inherit import command_line
 from fovea.app.logs import FILE_ONLY, quiet_lightning
 from fovea.app.outcome import Outcome
+from fovea.app.plugins import load_plugins
 from fovea.app.provenance import write_provenance
 from fovea.app.runs import LAST_CHECKPOINT
 from fovea.app.typed import SettingError
@@ -43,6 +44,7 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
             write_provenance(folder)
         if in_sweep and not cfg.plan:
             require_one_device(cfg)
+        load_plugins(cfg)
         with tracking.closed_at_end():
             outcome.metrics = dict(task(cfg))
         outcome.status = "completed"

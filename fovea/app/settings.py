@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from fovea.app.plugins import load_plugins
 from fovea.app.typed import SettingError, build, convert
 from fovea.artifacts.config import ExportConfig
 from fovea.decoding.growth import TreeConfig
@@ -54,6 +55,7 @@ def read_settings(cfg: DictConfig) -> Settings:
     Raises:
         SettingError: for the first value that cannot be used, by name.
     """
+    load_plugins(cfg)  # those of the run that this one continues or measures
     drafter, decode = _plain(cfg, "drafter"), _plain(cfg, "decode")
     selection = {name: value for name, value in decode.items() if name not in ("tree", "lookahead", "max_new_tokens")}
     name = drafter.pop("name")

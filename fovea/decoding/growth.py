@@ -84,6 +84,7 @@ def grow_passes(root_token: int, expand: Expand, *, width: int, passes: int, max
     # stable sort takes among equals the one made first.
     tokens, parents, depths, costs = [root_token], [-1], [0], [0.0]
     frontier, places = [0], [-1]
+    ranked = [0]
     for depth in range(passes):
         ids, log_probs = expand(np.array([tokens[row] for row in frontier]), np.array(places), depth)
         made = len(tokens)
@@ -94,14 +95,16 @@ def grow_passes(root_token: int, expand: Expand, *, width: int, passes: int, max
             tokens += children
             parents += [row] * len(children)
         depths += [depth + 1] * (len(tokens) - made)
-        cheapest = sorted(range(made, len(tokens)), key=costs.__getitem__)[:width]
-        frontier = [row for row in cheapest if costs[row] < inf]
+        cheapest = sorted(range(made, len(tokens)), key=costs.__getitem__)
+        ranked += cheapest[:max_drafts]
+        frontier = [row for row in cheapest[:width] if costs[row] < inf]
         if not frontier:
             break
         places = [(row - made) // ids.shape[1] for row in frontier]
-    # A parent never costs more than its child and was made earlier, so whoever keeps the child keeps the parent.
-    cheapest = sorted(range(len(tokens)), key=costs.__getitem__)[: max_drafts + 1]
-    kept = sorted(row for row in cheapest if costs[row] < inf)
+    # A parent never costs more than its child and was made earlier, so whoever keeps the child keeps the parent. What
+    # is sorted pass by pass, the earlier passes first, is merged in a third of the comparisons.
+    ranked.sort(key=costs.__getitem__)
+    kept = sorted(row for row in ranked[: max_drafts + 1] if costs[row] < inf)
     row_of = {-1: -1} | {old: new for new, old in enumerate(kept)}
     return DraftTree(
         tokens=np.array([tokens[row] for row in kept]),

@@ -43,10 +43,13 @@ class DraftTree:
 
     def ancestor_mask(self) -> np.ndarray:
         """[n, n] bool: row i sees itself and its ancestors, the root among them."""
-        mask = np.eye(len(self), dtype=bool)
-        for row in range(1, len(self)):
-            mask[row] |= mask[self.parents[row]]
-        return mask
+        # A row as the bits of one whole number: array calls per row would cost many times that.
+        width = (len(self) + 7) // 8
+        seen: list[int] = []
+        for row, parent in enumerate(self.parents.tolist()):
+            seen.append((seen[parent] if row else 0) | 1 << row)
+        packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for bits in seen), dtype=np.uint8)
+        return np.unpackbits(packed.reshape(-1, width), axis=1, count=len(self), bitorder="little").view(bool)
 
 
 class TreeBuilder:

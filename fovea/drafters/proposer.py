@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fovea.decoding.growth import TreeConfig, grow
+from fovea.decoding.ranking import best_of
 from fovea.decoding.tree import DraftTree
 from fovea.drafters.base import Context, Drafter
 from fovea.drafters.rotary import Rotation
@@ -46,6 +47,7 @@ class NeuralProposer:
         self._group = drafter.spec.num_heads // drafter.num_kv_heads
         width = self.tree.width
         self._others_hidden = np.where(np.eye(width, dtype=bool), np.float32(0.0), np.float32(-np.inf))
+        self._later_hidden = _hiding_later_rows(self.tree.passes + 1)  # as many tokens as a round commits
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self.memory = drafter.remember(prefill.visual)
         context = drafter.context(prefill)
@@ -93,10 +95,10 @@ class NeuralProposer:
             ids, above = (torch.from_numpy(rows).to(self._device) for rows in (tokens, parents))
             rotation = drafter.rotary.text(self._root_position + depth, 1, self._dtype, self._device)
             self._mask = self._tree_mask(parents)
-            h = self._run(drafter.embed(ids), self._states[above], rotation)
+            h = self._run(drafter.embed(ids), self._states.index_select(0, above), rotation)
             self.cache.advance(len(tokens))
         root = self.evidence[0].selected if self.evidence else None
-        scored = drafter.score(h[0], depth, self.memory, root)
+        scored = drafter.score(h.squeeze(0), depth, self.memory, root)
         self._states = scored.passed_on
         if scored.retrieved is not None:
             self.evidence.append(scored.retrieved)
@@ -146,7 +148,8 @@ class NeuralProposer:
     def _run(self, embeds: Tensor, states: Tensor, rotation: Rotation) -> Tensor:
         """h [1, n, D] of text rows behind the context."""
         carried = None if self._carried is None else self._carried.expand(-1, len(embeds), -1)
-        return self.drafter(embeds[None], states[None], rotation, self._attend_to_cache, carried=carried)[0]
+        inputs = embeds.unsqueeze(0), states.unsqueeze(0), rotation
+        return self.drafter(*inputs, self._attend_to_cache, carried=carried)[0]
 
     def _tree_mask(self, parents: np.ndarray) -> Tensor | None:
         """Additive mask over context and tree rows: a node sees what its parent sees, and itself."""
@@ -159,8 +162,10 @@ class NeuralProposer:
     def _causal_mask(self, count: int) -> Tensor | None:
         if count == 1:
             return None
+        if count > len(self._later_hidden):
+            self._later_hidden = _hiding_later_rows(count)
         hidden = np.zeros((count, self.cache.length + count), dtype=np.float32)
-        hidden[:, self.cache.length :] = np.triu(np.full((count, count), -np.inf), 1)
+        hidden[:, self.cache.length :] = self._later_hidden[:count, :count]
         return self._stacked(hidden)
 
     def _stacked(self, hidden: np.ndarray) -> Tensor:
@@ -179,21 +184,11 @@ class NeuralProposer:
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
 
 
-def best_children(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``width`` best ids [f, w] of ``logits`` [f, V] and their log-probabilities [f, w], equal ones by lower id.
+def _hiding_later_rows(count: int) -> np.ndarray:
+    """[count, count] additive causal mask."""
+    return np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
 
-    ``torch.topk`` breaks ties as it likes, so rows in which it met one are ranked again.
-    """
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    width = min(width, logits.shape[-1])
-    # One more than asked: a tie at the cut shows.
-    values, ids = (part.cpu().numpy() for part in log_probs.topk(min(width + 1, logits.shape[-1])))
-    tied = values[:, 1:] == values[:, :-1]
-    if tied.any():
-        for row in tied.any(axis=1).nonzero()[0]:
-            least = float(values[row, width - 1])
-            candidates = (log_probs[row] >= least).nonzero()[:, 0]
-            order = log_probs[row, candidates].sort(descending=True, stable=True).indices[:width]
-            ids[row, :width] = candidates[order].cpu().numpy()
-            values[row, :width] = log_probs[row, candidates[order]].cpu().numpy()
-    return ids[:, :width], values[:, :width]
+
+def best_children(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``width`` best ids [f, w] of ``logits`` [f, V] and their log-probabilities [f, w], equal ones by lower id."""
+    return best_of(torch.log_softmax(logits.float(), dim=-1), min(width, logits.shape[-1]))

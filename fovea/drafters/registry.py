@@ -9,6 +9,7 @@ from fovea.drafters.eaglevlm import EagleVlmDrafter
 from fovea.drafters.fovea import FoveaDrafter
 from fovea.drafters.msd import MsdDrafter
 from fovea.drafters.specvlm import SpecVlmDrafter
+from fovea.drafters.training_free import CONFIGS
 from fovea.drafters.vispec import ViSpecDrafter
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
@@ -23,6 +24,20 @@ _KINDS: tuple[type[Drafter], ...] = (
     ViSpecDrafter,
 )
 DRAFTERS: dict[str, type[Drafter]] = {kind.name: kind for kind in _KINDS}
+
+
+def register_drafter(kind: type[Drafter]) -> type[Drafter]:
+    """Makes ``kind`` known under its ``name``; a decorator for drafters that other packages bring.
+
+    Raises:
+        ValueError: another method has that name.
+    """
+    known = DRAFTERS.get(kind.name)
+    another = known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__)
+    if another or kind.name in CONFIGS:
+        raise ValueError(f"a method called {kind.name!r} exists already; give {kind.__qualname__} another name")
+    DRAFTERS[kind.name] = kind
+    return kind
 
 
 def drafter_type(name: str) -> type[Drafter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +28,23 @@ CONFIGS: dict[str, type] = {"pld": PLDConfig, "lookahead": LookaheadConfig}
 _PROPOSERS: dict[type, Any] = {PLDConfig: PLDProposer, TrieConfig: TrieLookahead, JacobiConfig: JacobiLookahead}
 
 
+def register_proposer(name: str, config_type: type, proposer: Callable[[TargetSpec, Any], Proposer]) -> None:
+    """Makes a method without weights known as ``name``.
+
+    Args:
+        name: as configs call it.
+        config_type: a dataclass of its numbers, whose ``most_tokens_per_round`` bounds tau in a report.
+        proposer: makes a :class:`fovea.decoding.proposer.Proposer` of the target's spec and those numbers.
+
+    Raises:
+        ValueError: another method has that name.
+    """
+    if CONFIGS.get(name, config_type).__qualname__ != config_type.__qualname__:
+        raise ValueError(f"a method called {name!r} exists already; give this one another name")
+    CONFIGS[name] = config_type
+    _PROPOSERS[config_type] = proposer
+
+
 class TrainingFree:
     """A method without weights and its numbers; what takes the place of a trained drafter in an evaluation.
 
@@ -35,7 +53,7 @@ class TrainingFree:
         config: its dataclass.
     """
 
-    def __init__(self, name: str, config: PLDConfig | LookaheadConfig) -> None:
+    def __init__(self, name: str, config: Any) -> None:
         self.name = name
         self.config = config
         self._used = getattr(config, config.variant) if isinstance(config, LookaheadConfig) else config
