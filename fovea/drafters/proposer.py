@@ -22,7 +22,6 @@ from fovea.targets.kv_cache import KVCache
 from fovea.visual.memory import VisualMemory
 from fovea.visual.retrieval import Retrieved
 
-
 #: On a CPU ``torch.topk`` keeps a heap where a row has this many entries for each one asked for, and in shorter rows
 #: selects among all, which takes three times as long.
 _HEAP_FROM = 64
