@@ -39,6 +39,9 @@ class GenerationTrace:
 
     An autoregressive answer has no rounds. ``finish`` is ``eos`` or ``cap``; ``total_s`` includes ``prefill_s``, and
     ``prefill_s`` includes the vision tower. ``notes`` holds what the proposer said about the request, by name.
+
+    Of an answer that somebody else measured and published as text, ``tokens`` stays empty and ``counted`` says how many
+    there were; what counts tokens asks ``num_tokens``.
     """
 
     key: str
@@ -53,6 +56,12 @@ class GenerationTrace:
     rounds: list[Round] = field(default_factory=list)
     peak_memory_bytes: int = 0
     notes: dict[str, float] = field(default_factory=dict)
+    counted: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer, whether their ids are known or not."""
+        return len(self.tokens) if self.counted is None else self.counted
 
     @classmethod
     def of(cls, encoded: Encoded, method: str, source: str) -> GenerationTrace:

@@ -29,6 +29,9 @@ DEFINITIONS = {
     "speedup": "wall-clock of the autoregressive answers / of the speculative ones, summed over samples; prefill and "
     "vision tower included",
     "mean_of_sample_speedups": "mean over samples of the ratio of wall-clock times",
+    "throughput_ratio": "speculative tokens per second / autoregressive ones, each pooled; not the speedup where "
+    "answers differ in length",
+    "mean_of_sample_throughput_ratios": "mean over samples of the ratio of tokens per second",
     "decode_speedup": "speedup without the prefill (prompt, vision tower, and the drafter's own prompt pass)",
     "share_faster_than_ar": "samples whose speculative answer took strictly less time",
     "ar_tokens_per_s": "autoregressive tokens / their wall-clock, prefill included",
@@ -44,7 +47,7 @@ DEFINITIONS = {
     "macro": "plain mean of the sources' values (those defined)",
 }
 
-_COUNTS = ("samples", "rounds", "tokens", "ar_tokens", "committed", "accepted", "drafts", "faster")
+_COUNTS = ("samples", "rounds", "tokens", "ar_tokens", "committed", "accepted", "drafts", "faster", "paced")
 _SECONDS = (
     "spec",
     "spec_prefill",
@@ -54,6 +57,7 @@ _SECONDS = (
     "verify",
     "round",
     "speedup_sum",
+    "throughput_sum",
     "transformers",
     "spec_beside_transformers",
 )
@@ -121,12 +125,13 @@ class SpeedMetrics(Metric):
         counts = {
             "samples": 1,
             "rounds": len(rounds),
-            "tokens": len(speculative.tokens),
-            "ar_tokens": len(autoregressive.tokens),
+            "tokens": speculative.num_tokens,
+            "ar_tokens": autoregressive.num_tokens,
             "committed": sum(r.committed for r in rounds),
             "accepted": sum(r.accepted for r in rounds),
             "drafts": sum(r.draft_nodes for r in rounds),
             "faster": int(speculative.total_s < autoregressive.total_s),
+            "paced": int(autoregressive.num_tokens > 0),
         }
         seconds = {
             "spec": speculative.total_s,
@@ -137,6 +142,7 @@ class SpeedMetrics(Metric):
             "verify": sum(r.verify_s for r in rounds),
             "round": sum(r.total_s for r in rounds),
             "speedup_sum": autoregressive.total_s / speculative.total_s,
+            "throughput_sum": _throughput_ratio(speculative, autoregressive) or 0.0,
             "transformers": transformers.total_s if transformers else 0.0,
             "spec_beside_transformers": speculative.total_s if transformers else 0.0,
         }
@@ -181,6 +187,8 @@ class SpeedMetrics(Metric):
             "conditional_rate": [_ratio(reached[k], tried[k]) for k in depths],
             "speedup": _ratio(s["ar"], s["spec"]),
             "mean_of_sample_speedups": _ratio(s["speedup_sum"], n["samples"]),
+            "throughput_ratio": _ratio(n["tokens"] * s["ar"], s["spec"] * n["ar_tokens"]),
+            "mean_of_sample_throughput_ratios": _ratio(s["throughput_sum"], n["paced"]),
             "decode_speedup": _ratio(s["ar"] - s["ar_prefill"], s["spec"] - s["spec_prefill"]) if n["rounds"] else None,
             "share_faster_than_ar": _ratio(n["faster"], n["samples"]),
             "ar_tokens_per_s": _ratio(n["ar_tokens"], s["ar"]),
@@ -201,6 +209,11 @@ class SpeedMetrics(Metric):
             },
             "peak_memory_ratio": _ratio(spec_peak, ar_peak),
         }
+
+
+def _throughput_ratio(speculative: GenerationTrace, autoregressive: GenerationTrace) -> float | None:
+    spec, ar = ((trace.num_tokens, trace.total_s) for trace in (speculative, autoregressive))
+    return _ratio(spec[0] * ar[1], spec[1] * ar[0])
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

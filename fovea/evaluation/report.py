@@ -16,12 +16,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fovea.evaluation import plots
+from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.compression import compression_figures, usage_table
 from fovea.evaluation.history import EVALUATIONS, FINAL, TrainingHistory
 from fovea.evaluation.metrics import DEFINITIONS
 from fovea.evaluation.results import ALL, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
-from fovea.evaluation.table import COLUMNS, console_table, markdown_table, rows
+from fovea.evaluation.table import COLUMNS, console_table, interval_rows, markdown_table, rows
 
 REPORT, PLOTS = "report", "plots"
 
@@ -32,6 +33,8 @@ _MORE_DEFINITIONS = {
     "unexplained": "answers that differ for no such reason; one fails the evaluation",
     "exact_matches": "exact / samples",
     "ar_token_ms": "milliseconds per autoregressive token, without the prefill",
+    "intervals": "95 % percentile bootstrap: conversations are drawn with replacement, turns of one together; "
+    "none with a single conversation, or where a resample leaves the ratio undefined",
 }
 
 
@@ -149,6 +152,7 @@ def _markdown(record: dict[str, Any]) -> str:
         _headline(record),
         markdown_table(table),
         "\n".join(f"- **{c.heading}**: {c.meaning}." for c in COLUMNS if c.heading in table[0]),
+        *_intervals(record),
         "## Is it lossless?",
         f"Of {pooled['samples']} answers, {pooled['exact']} equal the autoregressive ones token for token, "
         f"{pooled['ties']} leave them at a near-tie of the target's own logits, and {pooled['unexplained']} differ "
@@ -188,6 +192,19 @@ def _markdown(record: dict[str, Any]) -> str:
         "again."
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _intervals(record: dict[str, Any]) -> list[str]:
+    table = interval_rows(record["figures"])
+    if not table:
+        return []
+    resamples = record["settings"].get("resamples", RESAMPLES)
+    words = (
+        f"How far these figures would move with other prompts of the same kind: 95 % intervals of {resamples} "
+        "bootstrap resamples, in which conversations are drawn with replacement. "
+        "They say nothing about other machines or seeds."
+    )
+    return [words, markdown_table(table)]
 
 
 def _headline(record: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.decoding.trace import GenerationTrace
+from fovea.evaluation.bootstrap import RESAMPLES, speed_intervals
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.metrics import SpeedMetrics
 
@@ -93,7 +94,8 @@ class SpeedResult:
         """The numbers of every source, by name, and of all pooled, last.
 
         Beside those of :data:`fovea.evaluation.metrics.DEFINITIONS`: ``exact_matches`` (share), the counts ``exact``,
-        ``ties`` and ``unexplained``, and ``ar_token_ms``, milliseconds per autoregressive token without the prefill.
+        ``ties`` and ``unexplained``, ``ar_token_ms``, milliseconds per autoregressive token without the prefill, and
+        ``intervals``, those of :func:`fovea.evaluation.bootstrap.speed_intervals`.
         """
         sources = sorted({prompt.speculative.source for prompt in self.prompts})
         deepest = max((r.tree_depth for trace in self.speculative for r in trace.rounds), default=1)
@@ -105,9 +107,13 @@ class SpeedResult:
         out = {}
         for source in sources:
             own = [prompt for prompt in self.prompts if prompt.speculative.source == source]
-            out[source or "(no source)"] = computed["per_source"][source] | _comparisons(own)
-        out[ALL] = computed["all"] | _comparisons(self.prompts)
+            out[source or "(no source)"] = computed["per_source"][source] | _comparisons(own) | self._intervals(own)
+        out[ALL] = computed["all"] | _comparisons(self.prompts) | self._intervals(self.prompts)
         return out
+
+    def _intervals(self, prompts: Sequence[PromptResult]) -> dict[str, Any]:
+        pairs = [(prompt.speculative, prompt.autoregressive) for prompt in prompts]
+        return {"intervals": speed_intervals(pairs, self.settings.get("resamples", RESAMPLES))}
 
     def summary(self) -> dict[str, float]:
         """The headline numbers, pooled over all prompts; those that are undefined are left out."""

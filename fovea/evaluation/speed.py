@@ -23,6 +23,7 @@ from fovea.decoding.speculative import generate
 from fovea.decoding.stopping import token_cap
 from fovea.decoding.trace import GenerationTrace
 from fovea.decoding.transformers_generate import generate_transformers
+from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.losslessness import compare
 from fovea.evaluation.results import PromptResult, SpeedResult
 from fovea.targets.base import Encoded
@@ -46,6 +47,7 @@ class SpeedConfig:
         warmup_prompts: conversations per rank that are answered before anything is measured.
         warmup_tokens: cap of a warm-up answer.
         transformers_prompts: conversations per rank that transformers' ``generate`` answers too.
+        resamples: of the bootstrap behind the confidence intervals; 0 makes none.
     """
 
     max_new_tokens: int = 200
@@ -54,13 +56,14 @@ class SpeedConfig:
     warmup_prompts: int = 2
     warmup_tokens: int = 32
     transformers_prompts: int = 8
+    resamples: int = RESAMPLES
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "prompts_per_epoch", "prompts", "warmup_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        for name in ("warmup_prompts", "transformers_prompts"):
+        for name in ("warmup_prompts", "transformers_prompts", "resamples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
@@ -259,6 +262,7 @@ def _settings(target: HFTarget, config: SpeedConfig, selection: Selection, metho
         "selection": selection.describe(),
         "max_new_tokens": config.max_new_tokens,
         "batch_size": 1,
+        "resamples": config.resamples,
         "target": target.spec.architecture,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -54,8 +54,26 @@ def rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return table
 
 
+#: Name of the row below the pooled one, and how its cells are made of two.
+INTERVAL = "95% interval"
+
+
+def interval_rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Heading and one row of confidence intervals per family; empty if there is not one interval."""
+    columns = [column for column in COLUMNS if any(_interval(own, column) for own in figures.values())]
+    if not columns:
+        return []
+    heading = ["question family", *(column.heading for column in columns)]
+    return [heading, *([name, *(_interval(own, c) or "-" for c in columns)] for name, own in figures.items())]
+
+
+def _interval(figures: Mapping[str, Any], column: Column) -> str:
+    bounds = figures.get("intervals", {}).get(column.figure)
+    return " to ".join(column.form.format(bound) for bound in bounds) if bounds else ""
+
+
 def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
-    """The table for a terminal."""
+    """The table for a terminal; the pooled row has its confidence intervals below it."""
     heading, *body = rows(figures)
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number, name in enumerate(heading):
@@ -64,6 +82,9 @@ def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table
         if row[0] == ALL:
             table.add_section()
         table.add_row(*row, style="bold" if row[0] == ALL else None)
+    by_heading = {column.heading: _interval(figures[ALL], column) for column in COLUMNS}
+    if any(by_heading.values()):
+        table.add_row(INTERVAL, *(by_heading[name] for name in heading[1:]))
     return table
 
 

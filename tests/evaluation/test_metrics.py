@@ -146,3 +146,25 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="depth 7, beyond max_depth 3"):
         SpeedMetrics(["x"], max_depth=3).update(spec, ar)
     assert metric.compute()["all"]["samples"] == 0
+
+
+def test_throughput_where_answers_differ_in_length():
+    """2 s for 10 tokens beside 6 s for 20, and 1 s for 4 beside 2 s for 4; the ids are not known."""
+    metric = SpeedMetrics(["a"], max_depth=1)
+    for key, spec, ar in (("x", (10, 2.0), (20, 6.0)), ("y", (4, 1.0), (4, 2.0))):
+        pair = [GenerationTrace(key, "a", "m", 0, 0, total_s=s, counted=n) for n, s in (spec, ar)]
+        metric.update(*pair)
+    numbers = metric.compute()["all"]
+    assert numbers["new_tokens"] == 14
+    assert numbers["speedup"] == pytest.approx(8 / 3)
+    assert numbers["throughput_ratio"] == pytest.approx((14 / 3) / (24 / 8))
+    assert numbers["mean_of_sample_throughput_ratios"] == pytest.approx((5 / (20 / 6) + 4 / 2) / 2)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_an_answer_without_a_token_has_no_throughput():
+    metric = SpeedMetrics(["a"], max_depth=1)
+    metric.update(*[GenerationTrace("x", "a", "m", 0, 0, total_s=1.0, counted=0) for _ in range(2)])
+    numbers = metric.compute()["all"]
+    assert numbers["throughput_ratio"] is numbers["mean_of_sample_throughput_ratios"] is None
+    assert numbers["speedup"] == 1.0

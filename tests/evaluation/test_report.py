@@ -21,7 +21,7 @@ from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.report import main, print_table, reported_evaluation, write_report
 from fovea.evaluation.results import ALL, PromptResult, SpeedResult
 from fovea.evaluation.style import save
-from fovea.evaluation.table import markdown_table, rows
+from fovea.evaluation.table import interval_rows, markdown_table, rows
 
 SETTINGS = {
     "method": "fovea",
@@ -138,6 +138,25 @@ def test_evidence_picture_is_shown_if_there_is_one(run):
     Image.new("RGB", (10, 10)).save(run / "evaluation" / "final" / "evidence.png")
     write_report(run)
     assert "(evaluation/final/evidence.png)" in (run / "report.md").read_text()
+
+
+def test_confidence_intervals_stand_beside_the_figures(run, result):
+    write_report(run)
+    text = (run / "report.md").read_text()
+    table = read_table(text[text.index("95 % intervals") :])
+    assert table == interval_rows(result.figures())
+    assert [row[0] for row in table[1:]] == ["captions", "tables", ALL]
+    assert table[2][1:] == ["-"] * 4, "one answer has no interval"
+    low, high = result.figures()[ALL]["intervals"]["tau"]
+    assert table[3][1] == f"{low:.2f} to {high:.2f}"
+    assert low < 25 / 8 < high
+    for name in ("report.json", "evaluation/final/evaluation.json"):
+        figures = json.loads((run / name).read_text())["figures"]
+        assert figures[ALL]["intervals"]["tau"] == [low, high]
+    console = Console(file=io.StringIO(), width=200)
+    print_table(result, console)
+    assert f"{low:.2f} to {high:.2f}" in console.file.getvalue()
+    assert interval_rows(SpeedResult(result.prompts, {}, {**SETTINGS, "resamples": 0}).figures()) == []
 
 
 def test_differences_are_listed(run):

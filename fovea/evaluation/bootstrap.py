@@ -1,0 +1,99 @@
+"""Confidence intervals of pooled ratios: how much they would move with other prompts of the same kind.
+
+The percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13) over conversations:
+turns of one conversation share pictures and text, so they are drawn together. Conversations are put in the order of
+their keys first; so the intervals are the same, however many ranks have measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from fovea.decoding.trace import GenerationTrace
+
+#: Chance that an interval is meant to cover the value of all prompts of the kind.
+CONFIDENCE = 0.95
+#: Default number of resamples.
+RESAMPLES = 1000
+#: Figures with an interval, by their names in :data:`fovea.evaluation.metrics.DEFINITIONS`.
+FIGURES = ("tau", "accepted_drafts_per_round", "speedup", "decode_speedup")
+
+#: Counts of conversations that are drawn at a time.
+_CHUNK = 1 << 21
+_TURN = re.compile(r"#\d+$")
+
+#: A speculative and an autoregressive answer to one prompt.
+Pair = tuple[GenerationTrace, GenerationTrace]
+#: Lower and upper bound.
+Interval = list[float]
+
+
+def conversation_of(key: str) -> str:
+    """Key of the conversation that a prompt belongs to; a turn of several has its number behind a ``#``."""
+    return _TURN.sub("", key)
+
+
+def speed_intervals(
+    pairs: Sequence[Pair], resamples: int = RESAMPLES, *, seed: int = 0, confidence: float = CONFIDENCE
+) -> dict[str, Interval | None]:
+    """An interval per figure of :data:`FIGURES`; None where there is none, as :func:`ratio_intervals` says."""
+    sums: dict[str, np.ndarray] = {}
+    for speculative, autoregressive in pairs:
+        unit = sums.setdefault(conversation_of(speculative.key), np.zeros(7))
+        rounds = speculative.rounds
+        unit += (
+            len(rounds),
+            sum(r.committed for r in rounds),
+            sum(r.accepted for r in rounds),
+            speculative.total_s,
+            autoregressive.total_s,
+            speculative.total_s - speculative.prefill_s,
+            autoregressive.total_s - autoregressive.prefill_s,
+        )
+    units = np.array([sums[key] for key in sorted(sums)]).reshape(-1, 7)
+    rounds, committed, accepted, spec, ar, spec_decode, ar_decode = range(7)
+    ratios = [(committed, rounds), (accepted, rounds), (ar, spec), (ar_decode, spec_decode)]
+    found = dict(zip(FIGURES, ratio_intervals(units, ratios, resamples, seed, confidence), strict=True))
+    if found["tau"] is None:  # without rounds nothing was decoded speculatively
+        found["decode_speedup"] = None
+    return found
+
+
+def ratio_intervals(
+    units: np.ndarray, ratios: Sequence[tuple[int, int]], resamples: int, seed: int, confidence: float
+) -> list[Interval | None]:
+    """Percentile intervals of ratios of sums.
+
+    Args:
+        units: [N, F] what each independent unit adds to F sums.
+        ratios: numerator and denominator of each ratio, as columns of ``units``.
+        resamples: how often N units are drawn with replacement.
+        seed: of the draws.
+        confidence: share of the resampled ratios inside an interval.
+
+    Returns:
+        Bounds per ratio; None with fewer than two units, and where a resample leaves a ratio undefined.
+    """
+    count = len(units)
+    if count < 2 or resamples < 1:
+        return [None] * len(ratios)
+    generator = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // count)
+    parts = []
+    for begin in range(0, resamples, rows):
+        size = min(rows, resamples - begin)
+        drawn = generator.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count)
+        parts.append(times @ units)
+    sums = np.concatenate(parts)
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    intervals: list[Interval | None] = []
+    for above, below in ratios:
+        if (sums[:, below] <= 0).any():
+            intervals.append(None)
+        else:
+            intervals.append(np.quantile(sums[:, above] / sums[:, below], tails).tolist())
+    return intervals
