@@ -128,6 +128,8 @@ class Drafter(nn.Module):
     name: ClassVar[str]
     #: Its settings.
     config_type: ClassVar[type[DrafterConfig]]
+    #: Whether a visual token that is left out of the context takes its state along, see :mod:`fovea.visual.budget`.
+    states_leave: ClassVar[bool] = False
 
     def __init__(self, spec: TargetSpec, config: DrafterConfig, head: TargetHead) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from fovea.drafters.blocks import Attend, CrossAttentionBlock, DecoderBlock
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import Prefill, TargetSpec
 from fovea.targets.head import TargetHead
+from fovea.visual.budget import restricted
 from fovea.visual.memory import VisualMemory
 from fovea.visual.prefix import most_important
 
@@ -55,6 +56,7 @@ class DreamDrafter(Drafter):
 
     name = "dream"
     config_type = DreamConfig
+    states_leave = True
 
     def __init__(self, spec: TargetSpec, config: DreamConfig, head: TargetHead) -> None:
         super().__init__(spec, config, head)
@@ -88,20 +90,7 @@ class DreamDrafter(Drafter):
                 "set drafter.visual_keep=1"
             )
         kept = most_important(committed.importance(), committed.is_visual, self.config.visual_keep)
-        (tokens,) = kept.nonzero(as_tuple=True)
-        context = super().context(
-            replace(
-                committed,
-                ids=committed.ids[tokens],
-                positions=committed.positions[:, tokens],
-                embeds=committed.embeds[tokens],
-                hidden=committed.hidden[tokens],
-                visual=committed.visual[kept[committed.is_visual]],
-                is_visual=committed.is_visual[tokens],
-                answer_mask=None if committed.answer_mask is None else committed.answer_mask[tokens],
-            ),
-            generator,
-        )
+        context = super().context(restricted(committed, kept, states_leave=self.states_leave), generator)
         behind = context.next_position if self.config.rope == "1d" else int(committed.positions.max()) + 1
         rows_so_far = kept.cpu().cumsum(0) - 2
         return replace(context, place=rows_so_far[1:].clamp(min=-1), next_position=behind)

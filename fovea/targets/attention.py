@@ -75,6 +75,17 @@ def causal_attention_received(
     return received_C / (query_HTE.shape[0] * max(1, len(rows_R)))
 
 
+def causal_attention_paid(
+    query_HTE: Tensor, key_KTE: Tensor, scale: float, rows_R: Tensor, columns_C: Tensor
+) -> Tensor:
+    """[R, C] causal attention that each of ``rows_R`` pays to each of ``columns_C``, averaged over heads; fp32."""
+    out = [
+        log_weights_KGrT[..., columns_C].exp().mean((0, 1))
+        for log_weights_KGrT in _causal_log_weights(query_HTE, key_KTE, scale, rows_R)
+    ]
+    return torch.cat(out) if out else torch.zeros(0, len(columns_C), device=query_HTE.device)
+
+
 def _causal_log_weights(query_HTE: Tensor, key_KTE: Tensor, scale: float, rows_R: Tensor) -> Iterator[Tensor]:
     """[K, H / K, r, T] logarithms of the attention of ``rows_R``, a chunk of rows at a time."""
     heads, tokens, width = query_HTE.shape

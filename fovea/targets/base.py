@@ -10,7 +10,7 @@ between calls, so requests may interleave.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -104,6 +104,19 @@ class Encoded:
     views: tuple[View, ...] = ()
     image_sizes: tuple[tuple[int, int], ...] = ()
 
+    def followed_by(self, tokens: Sequence[int]) -> Encoded:
+        """The same with text ``tokens`` of an answer behind it."""
+        count, nothing = len(tokens), torch.zeros(len(tokens), dtype=torch.bool)
+        behind = self.next_position + torch.arange(count)
+        return replace(
+            self,
+            ids=torch.cat((self.ids, torch.tensor(tokens, dtype=self.ids.dtype))),
+            positions=torch.cat((self.positions, behind.expand(len(self.positions), -1)), dim=1),
+            answer_mask=torch.cat((self.answer_mask, ~nothing)),
+            next_position=self.next_position + count,
+            is_visual=torch.cat((self.is_visual, nothing)),
+        )
+
 
 @dataclass
 class TargetState:
@@ -148,6 +161,8 @@ class Prefill:
         importance: gives [N] float32, how much the target attends to each visual token, see
             :func:`fovea.targets.importance.visual_importance`; computed when it is asked for. None where it is not
             known.
+        visual_attention: gives [R, N] float32, how much the last layer's attention of the tokens at places [R] goes to
+            each visual token, averaged over heads; computed when it is asked for. None where it is not known.
         features: [T, k D] outputs of the k feature layers side by side; None if none were asked for.
     """
 
@@ -160,6 +175,7 @@ class Prefill:
     capacity: int
     answer_mask: Tensor | None = None
     importance: Callable[[], Tensor] | None = None
+    visual_attention: Callable[[Tensor], Tensor] | None = None
     features: Tensor | None = None
 
     @property

@@ -173,6 +173,7 @@ class HFTarget:
             capacity=capacity,
             answer_mask=answer_mask,
             importance=probe.importance,
+            visual_attention=probe.visual_attention,
             features=None if features is None else features.states()[0],
         )
 

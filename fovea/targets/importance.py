@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fovea.targets.attention import causal_attention_received
+from fovea.targets.attention import causal_attention_paid, causal_attention_received
 
 
 def visual_importance(
@@ -69,3 +69,10 @@ class ImportanceProbe:
         assert self._seen is not None
         query_BHTE, key_BKTE, scale = self._seen
         return visual_importance(query_BHTE[row], key_BKTE[row], scale, *self._masks[row])
+
+    def visual_attention(self, rows: Tensor, row: int = 0) -> Tensor:
+        """[R, N] float32 attention of the tokens at places ``rows`` [R] to each visual token, averaged over heads."""
+        assert self._seen is not None
+        query_BHTE, key_BKTE, scale = self._seen
+        (columns_N,) = self._masks[row][0].nonzero(as_tuple=True)
+        return causal_attention_paid(query_BHTE[row], key_BKTE[row], scale, rows, columns_N)

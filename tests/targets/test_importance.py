@@ -54,6 +54,29 @@ def test_a_prompt_gives_the_importance_that_training_saw(small_target, small_con
     assert compared >= 9
 
 
+def test_attention_of_single_tokens_is_that_of_the_full_matrix(small_target, encoded, reference_output) -> None:
+    rows = torch.tensor([3, 0, 7])
+    for one in encoded:
+        prefill = small_target.prefill(one, 1)[1]
+        weights = reference_output(one, output_attentions=True).attentions[-1][0].mean(0)
+        found = prefill.visual_attention(rows)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, weights[rows][:, one.is_visual], **CLOSE)
+
+
+def test_a_text_behind_a_prompt_is_the_longer_prompt(small_target, small_conversations) -> None:
+    """The states of prompt and answer in one pass are those that decoding meets one by one."""
+    prompt = small_target.encode(small_conversations[0], [])
+    answer = [5, 9, 7]
+    state, prefill = small_target.prefill(prompt, len(answer))
+    ids = torch.tensor(answer)
+    extended = small_target.extend(state, ids, state.text_positions(torch.arange(3)))
+    _, whole = small_target.prefill(prompt.followed_by(answer), 1)
+    torch.testing.assert_close(whole.hidden, torch.cat((prefill.hidden, extended)), **CLOSE)
+    assert whole.answer_mask.tolist() == [False] * len(prompt.ids) + [True] * 3
+    torch.testing.assert_close(whole.importance(), prefill.importance(), **CLOSE)
+
+
 def _parts(message) -> list[dict]:
     return message["content"] if isinstance(message["content"], list) else []
 
