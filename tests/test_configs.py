@@ -25,6 +25,7 @@ GROUPS = (
     "data",
     "debug",
     "decode",
+    "diagnostics",
     "drafter",
     "experiment",
     "logger",
@@ -46,7 +47,7 @@ def composed(*overrides: str, name: str = "train", folder: str = "/run") -> Dict
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes_and_its_numbers_are_valid(choice):
-    read_settings(composed(choice, name="evaluate" if choice.startswith("method=") else "train"))
+    read_settings(composed(choice, name="evaluate" if choice.startswith(("method=", "diagnostics=")) else "train"))
 
 
 @pytest.mark.parametrize("ablation", sorted(path.stem for path in (CONFIG_DIR / "experiment/ablation").glob("*.yaml")))

@@ -56,6 +56,11 @@ def start(cfg: DictConfig) -> Job:
     if cfg.task == "train" and cfg.drafter.name in CONFIGS:
         name = cfg.drafter.name
         raise SettingError(f"{name} has no weights, so there is nothing to train: python evaluate.py drafter={name}")
+    if settings.budget is not None and cfg.drafter.name in CONFIGS:
+        raise SettingError(
+            f"{cfg.drafter.name} has no weights and sees no picture, so it has no visual budget; leave diagnostics "
+            "out, or measure a trained drafter: ckpt=outputs/<date>/<time>-fovea"
+        )
     targets.require_target(cfg.model)
     sources.require_sources(cfg, settings)
     runs.initial_drafter(cfg)
@@ -97,6 +102,7 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         job.settings.speed,
         selection=selection,
         settings={"benchmark": job.cfg.benchmark.name},
+        budget=job.settings.budget,
         progress=job.cfg.trainer.enable_progress_bar,
     )
 

@@ -22,7 +22,7 @@ DRAFTER = Path("drafter")
 #: The configuration of a run with its interpolations, where Hydra puts it, and the same for readers, resolved.
 CONFIG, RESOLVED_CONFIG = Path(".hydra") / "config.yaml", Path("config.yaml")
 #: What always belongs to the new run.
-OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints")
+OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints", "diagnostics")
 
 
 def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | None]:

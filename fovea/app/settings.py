@@ -33,6 +33,7 @@ class Settings:
         online: the live target teaches in the training step; no artifacts.
         speed_eval: measure decoding speed while training and at its end.
         gates: run the gates before training.
+        budget: visual budgets that an evaluation compares; None for none.
     """
 
     drafter: Any
@@ -47,6 +48,7 @@ class Settings:
     online: bool
     speed_eval: bool
     gates: bool
+    budget: Any = None
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -73,6 +75,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         online=convert(cfg.data.online, bool, "data.online"),
         speed_eval=convert(cfg.speed_eval, bool, "speed_eval"),
         gates=convert(cfg.gates, bool, "gates"),
+        budget=build_named(cfg, "diagnostics"),
     )
     if name not in training_free.CONFIGS:
         deepest = settings.drafter.depth + 1

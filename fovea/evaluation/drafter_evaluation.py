@@ -20,10 +20,12 @@ from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import TrainingFree
+from fovea.evaluation.budget_report import write_budget_report
 from fovea.evaluation.evidence import collect_evidence, draw_evidence, spread
 from fovea.evaluation.results import EVIDENCE, SpeedResult
 from fovea.evaluation.speed import SpeedConfig, balanced, evaluate_and_save, user_turns
 from fovea.evaluation.style import save
+from fovea.evaluation.visual_budget import BudgetConfig, measure_budgets, require_visual
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 from fovea.targets.images import open_image
@@ -43,6 +45,7 @@ class DrafterEvaluation:
         selection: how tokens are selected.
         settings: what reports should say beside it, such as the artifacts' fingerprint.
         evidence_steps: panels of the evidence picture; 0 draws none.
+        budget: the visual budgets to draft under beside it; None leaves that out.
         progress: show a bar.
     """
 
@@ -56,6 +59,7 @@ class DrafterEvaluation:
         selection: Selection = GREEDY,
         settings: Mapping[str, Any] | None = None,
         evidence_steps: int = 4,
+        budget: BudgetConfig | None = None,
         progress: bool = True,
     ) -> None:
         self.load_target = load_target
@@ -65,6 +69,7 @@ class DrafterEvaluation:
         self.selection = selection
         self.settings = dict(settings or {})
         self.evidence_steps = evidence_steps
+        self.budget = budget
         self.progress = progress
         self._target: HFTarget | None = None
 
@@ -84,16 +89,18 @@ class DrafterEvaluation:
 
         Raises:
             LosslessnessError: an answer differs from the baseline's; the traces are saved before.
-            ValueError: not one prompt could be read.
+            ValueError: not one prompt could be read, or budgets cannot be measured.
         """
         prompts = balanced(self.prompts, count)
         with self._target_on(device) as target:
+            if self.budget is not None:
+                require_visual(target, prompts, self.config.max_new_tokens)
             if isinstance(drafter, TrainingFree):
                 proposer, about = drafter.proposer(target.spec), drafter.settings()
             else:
                 proposer = proposer_for(decoding_copy(drafter, target), self.tree)
                 about = drafting_settings(proposer)
-            with _bar(self.progress and _first_rank()) as progress:
+            with self._bar("measuring speed") as progress:
                 result = evaluate_and_save(
                     target,
                     proposer,
@@ -107,7 +114,33 @@ class DrafterEvaluation:
                 )
             if _first_rank() and self.evidence_steps and isinstance(proposer, NeuralProposer):
                 self._draw_evidence(target, proposer, prompts, result, folder / EVIDENCE)
+            if _first_rank() and self.budget is not None and isinstance(proposer, NeuralProposer):
+                self._measure_budgets(target, proposer.drafter, prompts, result, self.budget, folder)
         return result
+
+    def _measure_budgets(
+        self,
+        target: HFTarget,
+        drafter: Drafter,
+        prompts: Sequence[Conversation],
+        result: SpeedResult,
+        config: BudgetConfig,
+        folder: Path,
+    ) -> None:
+        with self._bar("visual budgets") as progress:
+            measured = measure_budgets(
+                target,
+                drafter,
+                self.tree,
+                prompts,
+                config,
+                max_new_tokens=self.config.max_new_tokens,
+                selection=self.selection,
+                settings=result.settings,
+                progress=progress,
+            )
+        measured.save(folder)
+        write_budget_report(folder)
 
     def _draw_evidence(
         self,
@@ -152,6 +185,14 @@ class DrafterEvaluation:
             self._target.to(home)
             if torch.device(device).type == "cuda":
                 torch.cuda.empty_cache()
+
+    @contextmanager
+    def _bar(self, task: str) -> Iterator[Callable[[int, int], None]]:
+        columns = (TextColumn(task), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        shown = self.progress and _first_rank()
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bars:
+            bar = bars.add_task(task)
+            yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 @torch.no_grad()
@@ -198,12 +239,3 @@ def _question(prompt: Conversation) -> str:
 
 def _first_rank() -> bool:
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-
-
-@contextmanager
-def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    columns = (TextColumn("measuring speed"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=not shown)
-    with bars:
-        task = bars.add_task("speed")
-        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -15,8 +15,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fovea.evaluation import plots
+from fovea.evaluation import budget_report, plots
 from fovea.evaluation.bootstrap import RESAMPLES
+from fovea.evaluation.budget_results import BUDGET
 from fovea.evaluation.compression import compression_figures, usage_table
 from fovea.evaluation.history import EVALUATIONS, FINAL, TrainingHistory
 from fovea.evaluation.metrics import DEFINITIONS
@@ -60,7 +61,8 @@ def write_report(run: Path) -> SpeedResult:
     links = {name: path.relative_to(run).as_posix() for name, path in pictures.items()}
     record = _record(result, history, provenance, folder.relative_to(run).as_posix(), links)
     (run / f"{REPORT}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    (run / f"{REPORT}.md").write_text(_markdown(record), encoding="utf-8")
+    budgets = budget_report.summary(folder, record["evaluation"]) if (folder / BUDGET).is_file() else []
+    (run / f"{REPORT}.md").write_text(_markdown(record, budgets), encoding="utf-8")
     return result
 
 
@@ -144,7 +146,8 @@ _PICTURES = {
 }
 
 
-def _markdown(record: dict[str, Any]) -> str:
+def _markdown(record: dict[str, Any], more: list[str]) -> str:
+    """The report; ``more`` is what was measured beside speed."""
     settings, pooled = record["settings"], record["figures"][ALL]
     table = rows(record["figures"])
     parts = [
@@ -176,6 +179,7 @@ def _markdown(record: dict[str, Any]) -> str:
         for name in _PICTURES
         if name in record["pictures"]
     ]
+    parts += more
     if record["epochs"]:
         headings = ("epoch", "tau", "speedup", "decode_speedup", "exact_matches")
         course = [[_cell(epoch[name]) for name in headings] for epoch in record["epochs"]]

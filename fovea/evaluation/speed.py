@@ -26,7 +26,7 @@ from fovea.decoding.transformers_generate import generate_transformers
 from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.losslessness import compare
 from fovea.evaluation.results import PromptResult, SpeedResult
-from fovea.targets.base import Encoded
+from fovea.targets.base import Encoded, Target
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 
@@ -182,6 +182,22 @@ def user_turns(conversation: Conversation) -> list[Conversation]:
     return prompts
 
 
+def encode_prompt(
+    target: Target, prompt: Conversation, answers: Sequence[Sequence[int]], max_new_tokens: int
+) -> Encoded:
+    """``prompt`` behind the target's own ``answers`` to its earlier turns.
+
+    Raises:
+        UnreadablePrompt: the target cannot answer it.
+    """
+    try:
+        encoded = target.encode(prompt, answers)
+        token_cap(target.spec, encoded, max_new_tokens)
+    except ValueError as error:
+        raise UnreadablePrompt(str(error)) from error
+    return encoded
+
+
 class _Race:
     """Answers prompts with every decoder; the one that starts changes from prompt to prompt."""
 
@@ -215,7 +231,7 @@ class _Race:
         """
         answers: list[list[int]] = []
         for prompt in user_turns(conversation):
-            encoded = self._encode(prompt, answers)
+            encoded = encode_prompt(self.target, prompt, answers, self.config.max_new_tokens)
             traces = self._traces(encoded, conversation.source, with_transformers)
             autoregressive, speculative = traces["autoregressive"], traces["speculative"]
             comparison = compare(
@@ -228,14 +244,6 @@ class _Race:
             )
             yield PromptResult(speculative, autoregressive, comparison, traces.get("transformers"))
             answers.append(autoregressive.tokens)
-
-    def _encode(self, prompt: Conversation, answers: Sequence[Sequence[int]]) -> Encoded:
-        try:
-            encoded = self.target.encode(prompt, answers)
-            token_cap(self.target.spec, encoded, self.config.max_new_tokens)
-        except ValueError as error:
-            raise UnreadablePrompt(str(error)) from error
-        return encoded
 
     def _traces(self, encoded: Encoded, source: str, with_transformers: bool) -> dict[str, GenerationTrace]:
         limits: dict[str, Any] = {

@@ -18,7 +18,7 @@ from fovea.app.typed import SettingError
 from fovea.drafters.jacobi_lookahead import JacobiConfig
 from fovea.drafters.training_free import CONFIGS, LookaheadConfig, TrainingFree
 
-GROUPS = ("decode", "drafter", "method", "model")
+GROUPS = ("decode", "diagnostics", "drafter", "method", "model")
 
 
 def composed(*overrides: str, name: str = "evaluate") -> tuple[DictConfig, CommandLine]:
@@ -125,6 +125,20 @@ def test_there_is_nothing_to_train(name):
         SettingError, match=rf"{name} has no weights, so there is nothing to train: python evaluate\.py"
     ):
         assemble.start(cfg)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_without_weights_there_is_no_visual_budget(name):
+    cfg, _ = composed(f"method={name}", "diagnostics=budget")
+    with pytest.raises(SettingError, match=rf"{name} has no weights and sees no picture, so it has no visual budget"):
+        assemble.start(cfg)
+
+
+def test_a_budget_is_measured_where_it_is_asked_for_and_not_inherited(checkpoints):
+    asked, _ = evaluated(*composed(f"ckpt={checkpoints}/fovea", "diagnostics=budget", "diagnostics.focus_tokens=4"))
+    budget = read_settings(asked).budget
+    assert (budget.ratios, budget.low, budget.high, budget.focus_tokens) == ((0, 0.25, 0.5, 0.75, 1), 0.25, 0.75, 4)
+    assert read_settings(evaluated(*composed(f"ckpt={checkpoints}/fovea"))[0]).budget is None
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,27 @@ def test_answers_can_be_sampled_and_processed(trained, workplace):
     assert report["figures"]["all"]["exact_matches"] == 1.0
 
 
+def test_visual_budgets_are_measured_beside_speed(trained, workplace):
+    folder, _ = workplace
+    done = run(
+        "evaluate.py", folder, f"ckpt={trained}", "diagnostics=budget", "diagnostics.focus_tokens=2", "name=budgets"
+    )
+    assert done.returncode == 0, done.stderr
+    job = only(folder, "outputs/*/*-budgets")
+    measured = json.loads((job / "evaluation" / "final" / "budget.json").read_text())
+    report = json.loads((job / "report.json").read_text())
+    pooled = measured["figures"]["all"]["budget"]
+    # The prompts of the speed evaluation, and its rounds.
+    assert pooled["samples"] == report["figures"]["all"]["samples"] == 2
+    assert pooled["states"] == report["figures"]["all"]["rounds"]
+    assert pooled["mean_accepted"]["1.0"] == pytest.approx(report["figures"]["all"]["accepted_drafts_per_round"])
+    assert (measured["settings"]["focus_tokens"], measured["settings"]["method"]) == (2, "fovea")
+    text = (job / "report.md").read_text()
+    for link in ("budget.md", "budget_preferred.png", "budget_position.png", "focus_movement.png"):
+        assert f"(evaluation/final/{link})" in text
+        assert (job / "evaluation" / "final" / link).is_file()
+
+
 def test_an_exported_drafter_needs_no_run_folder(trained, workplace, tmp_path):
     folder, overrides = workplace
     copied = tmp_path / "a=b" / "drafter"
