@@ -64,8 +64,8 @@ def headline(budget: Mapping[str, Any]) -> str:
     full = list(shares)[-1]
     return (
         f"Of {budget['states']:,} decoding states of {budget['samples']} answers, **{shares[best]:.1%}** prefer a "
-        f"visual budget of {float(best):.0%} and {shares[full]:.1%} full access; {budget['all']['sensitive']:.1%} "
-        "accept more drafts under one budget than under another."
+        f"visual budget of {float(best):.0%} and {shares[full]:.1%} full access. Where budgets accept as many drafts, "
+        f"the smallest is preferred: {1 - budget['all']['sensitive']:.1%} of the states accept as many under all."
     )
 
 
