@@ -29,6 +29,8 @@ class Throughput(L.Callback):
         self._device = pl_module.device
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+        # An epoch that is resumed in its middle has no start.
+        self._begin(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # What lies between epochs is evaluation; the window that it cuts is dropped.

@@ -7,15 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from datamodules.conversations import ConversationSource
 from datamodules.curriculum import Curriculum, Mixed
+from datamodules.epochs import EpochLoader, EpochSampler, StreamLoader
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
@@ -135,7 +136,8 @@ class ArtifactDataModule(L.LightningDataModule):
         elif self.train_artifacts is not None and self.loader.val_fraction:
             pictures = [entry.images[0] if entry.images else entry.key for entry in self.train_artifacts.entries]
             train, val = split_by_picture(pictures, self.loader.val_fraction, self.loader.seed)
-            self._train, self._val = Subset(self.train_artifacts, train), Subset(self.train_artifacts, val)
+            self._train = Subset(self.train_artifacts, train)
+            self._val = Subset(self.train_artifacts, val) if val else None
         if self.loader.curriculum is not None:
             texts = None if self.text_source is None else self._open(self.text_source)
             self._train = Mixed(self._train, texts, self.loader.curriculum)
@@ -198,36 +200,40 @@ class ArtifactDataModule(L.LightningDataModule):
     def _loader(self, data: Dataset[TeacherSample] | StreamedArtifacts, shuffle: bool) -> DataLoader:
         pin = torch.cuda.is_available()
         if isinstance(data, StreamedArtifacts):
-            return _StreamLoader(data, self._epoch, batch_size=None, num_workers=data.num_workers, pin_memory=pin)
-        world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        if shuffle and isinstance(data, Mixed):
-            sampler = data.sampler(self.trainer, batch_size=self.loader.batch_size, seed=self.loader.seed)
-        else:
-            # Also on one rank: Lightning tells this sampler the epoch, and its order depends on seed and epoch alone.
-            sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
-        return DataLoader(
+            return StreamLoader(
+                data,
+                epoch=lambda: epoch_under_way(self.trainer),
+                batches_done=lambda: batches_done(self.trainer),
+                pin_memory=pin,
+            )
+        return EpochLoader(
             data,
+            sampler=epoch_sampler(data, self.trainer, self.loader, shuffle=shuffle),
+            batches_done=lambda: batches_done(self.trainer),
             batch_size=self.loader.batch_size,
-            sampler=sampler,
             num_workers=self.loader.num_workers,
             collate_fn=TeacherBatch.collate,
             pin_memory=pin,
         )
 
-    def _epoch(self) -> int:
-        return self.trainer.current_epoch if self.trainer else 0
+
+def epoch_sampler(data: Any, trainer: L.Trainer | None, loader: LoaderConfig, *, shuffle: bool) -> EpochSampler:
+    """The order of ``data`` on this rank of ``trainer``; without one, on a single rank."""
+    if shuffle and isinstance(data, Mixed):
+        return data.sampler(trainer, batch_size=loader.batch_size, seed=loader.seed)
+    ranks = {"num_replicas": trainer.world_size, "rank": trainer.global_rank} if trainer else {}
+    return EpochSampler(len(data), shuffle=shuffle, seed=loader.seed, **ranks)
 
 
-class _StreamLoader(DataLoader):
-    """Tells a stream the epoch before each pass; Lightning tells samplers only."""
+def epoch_under_way(trainer: L.Trainer | None) -> int:
+    """Number of the epoch that ``trainer`` is in, as Lightning tells it to samplers."""
+    progress: Any = trainer.fit_loop.epoch_progress.current if trainer else None
+    return progress.processed if progress else 0
 
-    def __init__(self, data: StreamedArtifacts, epoch: Callable[[], int], **settings):
-        super().__init__(data, **settings)
-        self._stream, self._current_epoch = data, epoch
 
-    def __iter__(self):
-        self._stream.set_epoch(self._current_epoch())
-        return super().__iter__()
+def batches_done(trainer: L.Trainer | None) -> int:
+    """Batches of the epoch that ``trainer`` is in that it has trained on."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready if trainer else 0
 
 
 def split_by_picture(pictures: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
@@ -235,7 +241,7 @@ def split_by_picture(pictures: Sequence[str], fraction: float, seed: int) -> tup
 
     ``pictures`` names the picture of each sample, or the sample itself if it has none.
 
-    At least one sample is on the validation side, at least one on the training side where there are two pictures.
+    At least one sample is on the validation side where there are two pictures; of a single one all of it trains.
     """
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(pictures):
@@ -246,5 +252,9 @@ def split_by_picture(pictures: Sequence[str], fraction: float, seed: int) -> tup
         if len(val) >= wanted:
             break
         val += groups[name]
+    if not val:
+        logger.warning(
+            "all %d samples share a picture, so none is kept for validation; name some in val", len(pictures)
+        )
     kept = set(val)
     return [n for n in range(len(pictures)) if n not in kept], sorted(val)

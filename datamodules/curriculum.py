@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from datamodules.conversations import ConversationSource
+from datamodules.epochs import EpochSampler
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.reading import IndexedArtifacts
 
@@ -35,15 +36,15 @@ class Curriculum:
         return ((progress - self.text_share) / (1 - self.text_share)).clamp(0, 1)
 
 
-class CurriculumSampler(DistributedSampler[int]):
+class CurriculumSampler(EpochSampler):
     """Numbers of the samples of an epoch, evenly for all ranks.
 
     Samples with and without a picture are each taken in random order, again from the start when all have been taken. An
-    epoch can be run again, or begun in another process, and is the same.
+    epoch can be run again, or gone on with in another process, and is the same.
 
     Args:
         pictured: per sample, whether it has a picture; there must be some of both kinds.
-        length: samples of an epoch, over all ranks; rounded up to the same number for each.
+        length: samples of an epoch, over all ranks.
         curriculum: when which kind is taken.
         epochs: epochs of the whole training; asked when an epoch begins.
         num_replicas: ranks.
@@ -62,20 +63,16 @@ class CurriculumSampler(DistributedSampler[int]):
         rank: int = 0,
         seed: int = 0,
     ) -> None:
-        super().__init__(range(length), num_replicas, rank, seed=seed)  # pyright: ignore[reportArgumentType]
+        super().__init__(length, num_replicas=num_replicas, rank=rank, seed=seed)
         kinds = torch.tensor(pictured, dtype=torch.bool)
         self._texts, self._pictures = (~kinds).nonzero()[:, 0], kinds.nonzero()[:, 0]
         self._curriculum, self._epochs = curriculum, epochs
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._order()[self.rank :: self.num_replicas].tolist())
-
     def _order(self) -> Tensor:
-        """[total_size] the samples of the epoch, over all ranks."""
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        progress = (self.epoch + torch.arange(self.total_size) / self.total_size) / self._epochs()
-        chosen = torch.rand(self.total_size, generator=draw) < self._curriculum.picture_share(progress)
-        order = torch.empty(self.total_size, dtype=torch.int64)
+        progress = (self.epoch + torch.arange(self.length) / self.length) / self._epochs()
+        chosen = torch.rand(self.length, generator=draw) < self._curriculum.picture_share(progress)
+        order = torch.empty(self.length, dtype=torch.int64)
         for places, samples in ((chosen, self._pictures), (~chosen, self._texts)):
             order[places] = _shuffled(samples, int(places.sum()), draw)
         return order

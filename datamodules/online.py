@@ -11,11 +11,12 @@ from typing import Any, cast
 import lightning as L
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from datamodules.artifacts import LoaderConfig, split_by_picture
+from datamodules.artifacts import LoaderConfig, batches_done, epoch_sampler, split_by_picture
 from datamodules.conversations import ConversationSource
 from datamodules.curriculum import Mixed
+from datamodules.epochs import EpochLoader
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import hash_image
@@ -85,7 +86,7 @@ class OnlineDataModule(L.LightningDataModule):
             groups = [_picture(conversation) for conversation in self.train_source]
             train, val = split_by_picture(groups, self.loader.val_fraction, self.loader.seed)
             data = cast(Dataset[Conversation], self.train_source)
-            self._train, self._val = Subset(data, train), Subset(data, val)
+            self._train, self._val = Subset(data, train), Subset(data, val) if val else None
         if self.loader.curriculum is not None:
             self._train = Mixed(self._train, self.text_source, self.loader.curriculum)
 
@@ -115,21 +116,17 @@ class OnlineDataModule(L.LightningDataModule):
             logger.warning("%d conversations gave no sample: %s", len(self._teacher.skipped), counts)
 
     def _loader(self, data: Any, shuffle: bool) -> DataLoader:
-        world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        if shuffle and isinstance(data, Mixed):
-            sampler = data.sampler(self.trainer, batch_size=self.loader.batch_size, seed=self.loader.seed)
-        else:
-            sampler = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=self.loader.seed)
         return _LiveLoader(
             data,
+            sampler=epoch_sampler(data, self.trainer, self.loader, shuffle=shuffle),
+            batches_done=lambda: batches_done(self.trainer),
             batch_size=self.loader.batch_size,
-            sampler=sampler,
             collate_fn=list,
             teacher=lambda: self.teacher,
         )
 
 
-class _LiveLoader(DataLoader):
+class _LiveLoader(EpochLoader):
     """Batches of conversations, taught as they come.
 
     Ranks must take equally many steps, so a batch of which nothing can be used is replaced by the samples before it.
@@ -139,12 +136,19 @@ class _LiveLoader(DataLoader):
         super().__init__(data, **settings)
         self._taught_by = teacher
 
-    def __iter__(self) -> Iterator[TeacherBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __iter__(self) -> Iterator[TeacherBatch]:
         teacher, last = self._taught_by(), list[TeacherSample]()
         for batch in super().__iter__():
-            samples = [_on_host(taught.sample) for taught in teacher.teach(batch)] or last or self._any(teacher)
+            samples = _teach(teacher, batch) or last or self._earlier(teacher) or self._any(teacher)
             last = samples
             yield TeacherBatch.collate(samples)
+
+    def _earlier(self, teacher: ConversationTeacher) -> list[TeacherSample]:
+        """The last batch of those before a resumed one that teaches something; none if the epoch begins here."""
+        for batch in self.batches_before():
+            if samples := _teach(teacher, [self.dataset[index] for index in batch]):
+                return samples
+        return []
 
     def _any(self, teacher: ConversationTeacher) -> list[TeacherSample]:
         """The first conversation that can be used.
@@ -153,9 +157,14 @@ class _LiveLoader(DataLoader):
             ArtifactError: there is none.
         """
         for index in range(len(self.dataset)):  # pyright: ignore[reportArgumentType]
-            if taught := teacher.teach([self.dataset[index]]):
-                return [_on_host(taught[0].sample)]
+            if samples := _teach(teacher, [self.dataset[index]]):
+                return samples
         raise ArtifactError(f"no conversation can be used; the first: {next(iter(teacher.skipped.items()), 'none')}")
+
+
+def _teach(teacher: ConversationTeacher, batch: list[Conversation]) -> list[TeacherSample]:
+    """What ``batch`` teaches, in host memory, where batches are put together."""
+    return [_on_host(taught.sample) for taught in teacher.teach(batch)]
 
 
 def _picture(conversation: Conversation) -> str:
@@ -167,6 +176,5 @@ def _picture(conversation: Conversation) -> str:
 
 
 def _on_host(sample: TeacherSample) -> TeacherSample:
-    """``sample`` in host memory, where batches are put together."""
     moved: dict[str, Any] = {name: part.cpu() for name, part in vars(sample).items() if isinstance(part, Tensor)}
     return replace(sample, **moved)

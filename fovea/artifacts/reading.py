@@ -86,11 +86,13 @@ def open_artifacts(folder: Path | str, feature_layers: Sequence[int] = ()) -> In
     """The samples of a finished export in a local folder, with outputs of ``feature_layers`` if any are wanted.
 
     Raises:
-        ArtifactError: if the manifest is missing or damaged, a shard is missing, cut or of another size, a shard
-            lies there that the manifest does not know, or the layers were not exported.
+        ArtifactError: if the manifest is missing, damaged or empty, a shard is missing, cut or of another size, a
+            shard lies there that the manifest does not know, or the layers were not exported.
     """
     folder = Path(folder)
     manifest = Manifest.read(folder)
+    if not len(manifest):
+        raise ArtifactError(f"the artifacts in {folder} hold no sample; export again")
     manifest.require_feature_layers(feature_layers, str(folder))
     for shard in manifest.shards:
         path = folder / shard.name

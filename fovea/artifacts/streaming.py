@@ -4,6 +4,10 @@ Shards are dealt to ranks and loader workers in the order of the manifest, alway
 caches only its own; what is shuffled per epoch is the order of a worker's shards and of the samples in a buffer. On
 one rank an epoch is every sample once. On several each rank gives the same number of batches: a worker that has more
 samples than its share stops early, one that has fewer starts over.
+
+An epoch can be begun again behind any of its batches: with the same ranks, workers and batch size the rest is what it
+would have been. What lies before is read once more, but from the cache, if there is one. With others the rest is dealt
+anew, so that samples may come twice in that epoch, or not at all; the next epoch is whole again.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from torch.utils.data import IterableDataset
 from webdataset.filters import shuffle
 from webdataset.gopen import gopen
 from webdataset.pipeline import DataPipeline
-from webdataset.shardlists import SimpleShardList, split_by_node, split_by_worker
+from webdataset.shardlists import SimpleShardList
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.utils import (
     enforce_security,  # pyright: ignore[reportAttributeAccessIssue]  (its stub lacks it)
@@ -112,10 +116,13 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         self.manifest.require_feature_layers(feature_layers, location)
         self.feature_layers = tuple(feature_layers)
         self.batch_size, self.shuffle_buffer, self.seed, self.epoch = batch_size, shuffle_buffer, seed, 0
+        self._begun: tuple[int, int] = (0, 0)
         # Sets with shards of the same names share a cache folder without meeting.
         self.cache = None if cache is None else cache / self.manifest.fingerprint.digest()
         _, world_size, _, _ = pytorch_worker_info()
         shards = len(self.manifest.shards)
+        if not len(self.manifest):
+            raise ArtifactError(f"the artifacts at {location} hold no sample; export again")
         if shards < world_size:
             raise ArtifactError(
                 f"{world_size} ranks cannot share the {shards} shards at {location}; export with smaller shard_bytes, "
@@ -132,19 +139,48 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         """Chooses the shuffling of the next pass."""
         self.epoch = epoch
 
+    def begin_at(self, epoch: int, batches: int) -> None:
+        """A pass over ``epoch`` begins behind its first ``batches`` batches of each rank; other epochs are whole."""
+        self._begun = (epoch, batches)
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the batch that the next pass begins with."""
+        epoch, batches = self._begun
+        return batches if epoch == self.epoch else 0
+
     def __len__(self) -> int:
         """Batches per epoch of this rank."""
-        rank, world_size, _, _ = pytorch_worker_info()
-        workers = max(self.num_workers, 1)
-        return sum(-(-self._share(rank, world_size, w, workers) // self.batch_size) for w in range(workers))
+        return sum(self._batches_of(max(self.num_workers, 1)))
 
     def __iter__(self) -> Iterator[TeacherBatch]:
         rank, world_size, worker, workers = pytorch_worker_info()
+        given, turn = self._given(self.first_batch, workers)
+        # A loader takes batches from its workers in turn, from the first one on: that is the one whose turn it was.
+        worker = (worker + turn) % workers
         share = self._share(rank, world_size, worker, workers)
         shuffler = random.Random(f"{self.seed}-{self.epoch}-{rank}-{worker}")
-        samples = islice(self._forever(shuffler), share)
+        samples = islice(self._forever(shuffler, (rank, world_size), (worker, workers)), share)
+        skipped = min(given[worker] * self.batch_size, share)
+        samples = islice(samples, skipped, None)
         while batch := list(islice(samples, self.batch_size)):
             yield TeacherBatch.collate(batch)
+
+    def _given(self, batches: int, workers: int) -> tuple[list[int], int]:
+        """How many of a pass's first ``batches`` batches each worker has given, and whose turn it is then."""
+        left = self._batches_of(workers)
+        given, turn = [0] * len(left), 0
+        for _ in range(min(batches, sum(left))):
+            while given[turn] == left[turn]:
+                turn = (turn + 1) % len(left)
+            given[turn] += 1
+            turn = (turn + 1) % len(left)
+        return given, turn
+
+    def _batches_of(self, workers: int) -> list[int]:
+        """Batches that each of ``workers`` workers of this rank gives in an epoch."""
+        rank, world_size, _, _ = pytorch_worker_info()
+        return [-(-self._share(rank, world_size, worker, workers) // self.batch_size) for worker in range(workers)]
 
     def _share(self, rank: int, world_size: int, worker: int, workers: int) -> int:
         """Samples that a worker gives in an epoch."""
@@ -153,10 +189,14 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         per_rank = len(self.manifest) // world_size
         return per_rank // workers + (worker < per_rank % workers)
 
-    def _forever(self, shuffler: random.Random) -> Iterator[TeacherSample]:
+    def _forever(
+        self, shuffler: random.Random, rank: tuple[int, int], worker: tuple[int, int]
+    ) -> Iterator[TeacherSample]:
+        """Samples of the shards dealt to a ``rank`` of so many and a ``worker`` of so many in it, over and over."""
         shards = {shard.name: shard for shard in self.manifest.shards}
+        dealt = list(shards)[rank[0] :: rank[1]][worker[0] :: worker[1]]
         while True:
-            stages: list[Any] = [SimpleShardList(list(shards)), split_by_node, split_by_worker]
+            stages: list[Any] = [SimpleShardList(dealt)]
             if self.shuffle_buffer:
                 stages.append(shuffle(len(shards), initial=len(shards), rng=shuffler))
             stages.append(lambda urls: (s for url in urls for s in self._shard_samples(shards[url["url"]])))

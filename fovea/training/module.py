@@ -91,7 +91,7 @@ class DrafterModule(L.LightningModule):
             )
         self._window = LossSums(self.steps)
         self._validation = LossSums(self.steps)
-        self._micro_batch = 0
+        self._micro_batch = self._stepped_micro_batch = 0
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer_factory(p for p in self.drafter.parameters() if p.requires_grad)
@@ -125,6 +125,7 @@ class DrafterModule(L.LightningModule):
         return sums.loss_sum + self._touch_all()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._stepped_micro_batch = self._micro_batch
         losses = self._window.pop(self._sum_over_ranks)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if losses is None or losses.Z == 0:
@@ -152,7 +153,8 @@ class DrafterModule(L.LightningModule):
             self.log_dict(losses.named("val"), on_epoch=True, sync_dist=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["micro_batch"] = self._micro_batch
+        # Micro-batches whose gradients have moved no weight yet are run again.
+        checkpoint["micro_batch"] = self._stepped_micro_batch
         checkpoint["drafter"] = self._record()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -169,7 +171,7 @@ class DrafterModule(L.LightningModule):
                     f"the checkpoint belongs to another target: {'; '.join(differences)}. "
                     f"Resume with the {remedy} settings of its run"
                 )
-        self._micro_batch = checkpoint["micro_batch"]
+        self._micro_batch = self._stepped_micro_batch = checkpoint["micro_batch"]
 
     def _losses(self, batch: TeacherBatch, draw: int) -> tuple[Unrolled, ObjectiveSums]:
         """The micro-batch unrolled from its ``draw``-th choice of anchors, and its sums."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from torch.utils.data import DataLoader
@@ -99,6 +100,55 @@ def test_ranks_give_equally_many_batches(make_folder, as_rank, workers):
     assert sizes[0] == sizes[1]
     assert set(seen.values()) == {1}  # no sample on both ranks
     assert len(seen) >= 9
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_an_epoch_begins_behind_any_batch(make_folder, workers):
+    """Workers have unequal shares, so their turns are not all alike."""
+    folder = make_folder()
+
+    def stream(epoch=3):
+        made = StreamedArtifacts(str(folder), batch_size=2, num_workers=workers, shuffle_buffer=4, seed=5)
+        made.set_epoch(epoch)
+        return made
+
+    whole = read_keys(stream(), workers)
+    for done in range(0, len(whole), 1 if workers == 0 else 2):
+        begun = stream()
+        begun.begin_at(3, done)
+        rest = [batch.keys for batch in DataLoader(begun, batch_size=None, num_workers=workers)]
+        assert rest == whole[done:]
+        assert (begun.first_batch, len(begun)) == (done, len(whole))
+    other = stream(epoch=4)
+    other.begin_at(3, 2)
+    assert read_keys(other, workers) == read_keys(stream(epoch=4), workers)
+
+
+@pytest.mark.parametrize(("shard_bytes", "shards"), [(9_500, 5), (19_000, 3)])
+@pytest.mark.parametrize("workers", [0, 4])
+def test_ranks_with_unequal_shards_take_equally_many_steps(make_folder, as_rank, shard_bytes, shards, workers, caplog):
+    folder, sizes = make_folder(shard_bytes), []
+    assert len(Manifest.read(folder).shards) == shards
+    for rank in range(2):
+        as_rank(rank, 2)
+        stream = StreamedArtifacts(str(folder), batch_size=2, num_workers=workers)
+        assert stream.num_workers == min(workers, shards // 2)
+        for epoch in range(2):
+            stream.set_epoch(epoch)
+            sizes.append([len(batch) for batch in read_keys(stream, stream.num_workers)])
+    assert sizes == [sizes[0]] * 4
+    assert sum(sizes[0]) == len(KEYS) // 2
+    assert (f"{shards} shards on 2 ranks leave work for {shards // 2} of 4" in caplog.text) == bool(workers)
+
+
+def test_no_samples(make_folder):
+    folder = make_folder()
+    replace(Manifest.read(folder), shards=()).write(folder)
+    for open_door in (open_artifacts, lambda path: StreamedArtifacts(str(path), batch_size=1)):
+        for shard in folder.glob("*.tar"):
+            shard.unlink()
+        with pytest.raises(ArtifactError, match=r"hold no sample; export again"):
+            open_door(folder)
 
 
 def test_more_ranks_than_shards(make_folder, as_rank):
