@@ -5,6 +5,9 @@ Settings are those of the run that trained it, unless typed; rules of retrieval 
 
 Methods without weights need no checkpoint: ``python evaluate.py method=pld``. All methods side by side:
 ``python evaluate.py -m 'method=glob(*)' checkpoints=<folder>``, which holds a run or an exported drafter per method.
+
+What was decoded before is judged without a target: ``traces=<folder>`` reads answers that others have published, and
+``audit=[a,b]`` compares two sets of answers.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     from fovea.app import assemble, runs, tracking
     from fovea.app.inherit import command_line
+    from fovea.app.outputs import outputs_job, reads_outputs
     from fovea.app.plan import plan_job, wants_plan
 
     if wants_plan(cfg):
         return plan_job(cfg)
+    if reads_outputs(cfg):
+        return outputs_job(cfg)
     typed = command_line()
     cfg, checkpoint = runs.evaluated(cfg, typed)
     job = assemble.start(cfg)

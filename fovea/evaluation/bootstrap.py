@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 #: Default number of resamples.
 RESAMPLES = 1000
 #: Figures with an interval, by their names in :data:`fovea.evaluation.metrics.DEFINITIONS`.
-FIGURES = ("tau", "accepted_drafts_per_round", "speedup", "decode_speedup")
+FIGURES: tuple[str, ...] = ("tau", "accepted_drafts_per_round", "speedup", "decode_speedup")
 
 #: Counts of conversations that are drawn at a time.
 _CHUNK = 1 << 21

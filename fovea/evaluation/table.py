@@ -88,6 +88,16 @@ def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table
     return table
 
 
+def plain_table(table: Sequence[Sequence[str]], title: str) -> Table:
+    """``table`` for a terminal; its first row is the heading."""
+    out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for place, name in enumerate(table[0]):
+        out.add_column(name, justify="right" if place else "left")
+    for row in table[1:]:
+        out.add_row(*row)
+    return out
+
+
 def markdown_table(table: Sequence[Sequence[str]], numbers: bool = True) -> str:
     """``table`` in Markdown; its first row is the heading. ``numbers`` puts all columns but the first to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

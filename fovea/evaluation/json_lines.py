@@ -1,0 +1,63 @@
+"""JSON Lines written by others: records with their line, and errors that name file, line and field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
+
+
+class RecordError(ValueError):
+    """A record that cannot be used; the message names its file, its line and what is missing or wrong."""
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each record stands, in words, and the record. Empty lines are passed over.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RecordError: a line is not a JSON object.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; give one with a JSON object per line")
+    with path.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise RecordError(f"{where}: not JSON, {error}") from None
+            if not isinstance(record, dict):
+                raise RecordError(f"{where}: must be a JSON object, got {type(record).__name__}")
+            yield where, record
+
+
+def required(record: dict[str, Any], name: str, kind: type[T], where: str) -> T:
+    """The field ``name`` of ``record``, which must be of ``kind``; a whole number is a number, too.
+
+    Raises:
+        RecordError: it is missing, or something else.
+    """
+    if name not in record:
+        raise RecordError(f"{where}: '{name}' is missing; there are {', '.join(map(str, record)) or 'no fields'}")
+    return checked(record[name], kind, f"{where}: '{name}'")
+
+
+def checked(value: Any, kind: type[T], what: str) -> T:
+    """``value`` as ``kind``; ``what`` begins the error.
+
+    Raises:
+        RecordError: it is something else.
+    """
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)  # type: ignore[return-value]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise RecordError(f"{what} must be {_WORDS.get(kind, kind.__name__)}, got {value!r}")
+    return value
