@@ -33,6 +33,10 @@ from fovea.decoding.scripted import OracleProposer, RandomProposer
 from fovea.decoding.selection import Selection, SelectionConfig, resolve
 from fovea.decoding.speculative import generate
 from fovea.decoding.tree import DraftTree
+from fovea.drafters.jacobi_lookahead import JacobiConfig
+from fovea.drafters.pld import PLDConfig
+from fovea.drafters.training_free import LookaheadConfig, TrainingFree
+from fovea.drafters.trie_lookahead import TrieConfig
 from fovea.targets.base import Encoded, Prefill, RopeSpec, TargetSpec
 
 VOCAB, TOKENS = 6, 3
@@ -126,8 +130,9 @@ class TableDrafter:
         return grow(self.root, expand, self.tree)
 
 
-def drafters(likely: Sequence[int] = ()) -> dict[str, Callable[[], Proposer | None]]:
+def drafters(spec: TargetSpec, likely: Sequence[int] = ()) -> dict[str, Callable[[], Proposer | None]]:
     """One of each kind; None is the autoregressive loop. ``likely`` serves as the right answer."""
+    jacobi = JacobiConfig(level=3, window=2, guess_set=2, pool_from_prompt=True)
     told: dict[str, Any] = {"answer": likely, "vocab_size": VOCAB}
     return {
         "none": lambda: None,
@@ -137,14 +142,19 @@ def drafters(likely: Sequence[int] = ()) -> dict[str, Callable[[], Proposer | No
         "wrong-from-2": lambda: OracleProposer(**told, depth=2, width=2, wrong_from=2),
         "random-tree": lambda: RandomProposer(vocab_size=VOCAB, nodes=6),
         "grown-tree": lambda: TableDrafter(1, TreeConfig(width=3, depth=1, nodes=10)),
+        "prompt-lookup": lambda: TrainingFree("pld", PLDConfig(2, 3, "cut")).proposer(spec),
+        # It remembers what was drawn for the requests before.
+        "lookahead-trie": lambda: TrainingFree("lookahead", LookaheadConfig(trie=TrieConfig(8, 3))).proposer(spec),
+        "lookahead-jacobi": lambda: TrainingFree("lookahead", LookaheadConfig("jacobi", jacobi=jacobi)).proposer(spec),
     }
 
 
 def main() -> int:
     """Prints the table; 1 if a distance is larger than accepted, or the impossible happened."""
+    known = list(drafters(TableTarget(0).spec))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=200_000, help="answers per drafter")
-    parser.add_argument("--drafters", nargs="+", default=list(drafters()), choices=list(drafters()), metavar="NAME")
+    parser.add_argument("--drafters", nargs="+", default=known, choices=known, metavar="NAME")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--top-p", type=float, default=0.8)
     parser.add_argument("--top-k", type=int, default=0)
@@ -164,7 +174,7 @@ def main() -> int:
     print(f"exact draws: {expected:.4f} at most on average, {limit:.4f} but for one time in 10^9")
     print(f"{'drafter':<20} {'total variation':>16} {'impossible':>11} {'accepted':>9} {'us/answer':>10}")
     worst, impossible = 0.0, 0
-    made = drafters([int(token) for token in np.unravel_index(joint.argmax(), joint.shape)])
+    made = drafters(target.spec, [int(token) for token in np.unravel_index(joint.argmax(), joint.shape)])
     for name in args.drafters:
         proposer, counts, accepted = made[name](), np.zeros_like(joint), 0
         start = time.perf_counter()
