@@ -146,11 +146,16 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
 def judged_drafter(
     job: Job, target: Path, checkpoint: Path | None, overrides: Mapping[str, Any]
 ) -> Drafter | TrainingFree:
-    """The exported drafter at ``checkpoint``, its settings changed by ``overrides``; None: a method without weights."""
+    """The exported drafter at ``checkpoint``, its settings changed by ``overrides``; None: a method without weights.
+
+    Raises:
+        CheckpointError: it was trained beside another target, one of the same sizes included.
+    """
     if checkpoint is None:
         return TrainingFree(job.cfg.drafter.name, job.settings.drafter)
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
-    return load_drafter(checkpoint, head, load_spec(target), overrides)
+    teaching = Teaching(target_fingerprint=weights_fingerprint(target))
+    return load_drafter(checkpoint, head, load_spec(target), overrides, teaching=teaching)
 
 
 def conclude(

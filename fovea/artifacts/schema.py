@@ -59,7 +59,7 @@ def check_sample(sample: TeacherSample) -> None:
     """Refuses a sample whose tensors do not speak of the same tokens.
 
     Raises:
-        ArtifactError: naming the key and the lengths that disagree.
+        ArtifactError: naming the key, the lengths that disagree, and masks that are none.
     """
     tokens = sample.ids.shape[0]
     lengths = {
@@ -75,6 +75,9 @@ def check_sample(sample: TeacherSample) -> None:
     if sample.features is not None:
         lengths["features"] = (sample.features.shape[0], tokens)
     wrong = [f"{name} has {found} rows instead of {want}" for name, (found, want) in lengths.items() if found != want]
+    # Numbers in the place of a mask would be taken for places.
+    masks = {"answer_mask": sample.answer_mask.dtype, "is_visual": sample.is_visual.dtype}
+    wrong += [f"{name} is {str(dtype)[6:]} instead of bool" for name, dtype in masks.items() if dtype != torch.bool]
     if wrong:
         raise ArtifactError(f"sample '{sample.key}' of {tokens} tokens does not fit together: {', '.join(wrong)}")
 

@@ -49,6 +49,7 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
         "drafter": drafter.name,
         "config": asdict(drafter.config),
         "target": asdict(drafter.spec),
+        "feature_layers": drafter.feature_layers,
         "teaching": asdict(teaching or Teaching()),
     }
     for name, write in (
@@ -75,12 +76,13 @@ def load_drafter(
         head: of the target.
         spec: of the target.
         overrides: changes of the config, nested as it is, such as ``{"retrieval": {"rho": 0.6}}``. Those that change
-            the weights' names or shapes are refused.
-        teaching: what the drafter must have learned from; empty fields are not compared.
+            the weights' names or shapes, or the layers of the target that it reads, are refused.
+        teaching: what the drafter must have learned from; fields that are empty, here or in the checkpoint, are not
+            compared.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        CheckpointError: it belongs to another target, or its weights do not fit its config.
+        CheckpointError: it belongs to another target or reads other layers, or its weights do not fit its config.
     """
     folder, record = _open(source)
     _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), spec)
@@ -88,6 +90,7 @@ def load_drafter(
     kind = drafter_type(record["drafter"])
     settings = _merge(record["config"], overrides or {}, prefix="drafter")
     drafter = kind(spec, _from_plain(kind.config_type, settings), head)
+    _refuse_other_layers(folder, record, drafter)
     _load_weights(drafter, folder / WEIGHTS_FILE)
     return drafter.eval()
 
@@ -113,16 +116,18 @@ def adopt_weights(drafter: Drafter, source: Path | str, target_fingerprint: str 
     Args:
         drafter: of the same kind, beside the same target.
         source: the folder, or a file in it.
-        target_fingerprint: of the target's weights; empty is not compared.
+        target_fingerprint: of the target's weights; an empty one, here or in the checkpoint, is not compared.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        CheckpointError: it is another drafter's or belongs to another target, or its weights do not fit.
+        CheckpointError: it is another drafter's, belongs to another target or reads other layers of it, or its weights
+            do not fit.
     """
     require_drafter(source, drafter.name)
     folder, record = _open(source)
     _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), drafter.spec)
     _refuse_other_teaching(folder, teaching_of(folder), Teaching(target_fingerprint=target_fingerprint))
+    _refuse_other_layers(folder, record, drafter)
     _load_weights(drafter, folder / WEIGHTS_FILE)
 
 
@@ -172,11 +177,24 @@ def _refuse_other_target(folder: Path, trained: TargetSpec, given: TargetSpec) -
 def _refuse_other_teaching(folder: Path, trained: Teaching, wanted: Teaching) -> None:
     for item in fields(Teaching):
         have, want = getattr(trained, item.name), getattr(wanted, item.name)
-        if want and have != want:
+        if want and have and have != want:
             raise CheckpointError(
                 f"the drafter in {folder} was taught with {item.name} {have!r}, not {want!r}; "
                 "train it again or use the target and layers it was trained with"
             )
+
+
+def _refuse_other_layers(folder: Path, record: Mapping[str, Any], drafter: Drafter) -> None:
+    """Weights fit whatever layers they are given: other ones would pass for a drafter that is merely bad."""
+    if "feature_layers" in record:
+        trained = tuple(record["feature_layers"])
+    else:  # checkpoints of older versions
+        trained = _from_plain(type(drafter.config), record["config"]).layers_read(drafter.spec)
+    if trained != drafter.feature_layers:
+        raise CheckpointError(
+            f"the drafter in {folder} was trained on the outputs of layers {list(trained)} of its target and would "
+            f"read those of {list(drafter.feature_layers)}; set drafter.feature_layers={list(trained)} or train anew"
+        )
 
 
 def _merge(config: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
 
 from fovea.app import assemble
 from fovea.app.inherit import CommandLine, parse
@@ -15,8 +18,12 @@ from fovea.app.launch import CONFIG_DIR
 from fovea.app.runs import evaluated
 from fovea.app.settings import read_settings
 from fovea.app.typed import SettingError
+from fovea.drafters.checkpoint import CheckpointError, Teaching, save_drafter
+from fovea.drafters.eaglevlm import EagleVlmConfig
 from fovea.drafters.jacobi_lookahead import JacobiConfig
+from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import CONFIGS, LookaheadConfig, TrainingFree
+from fovea.targets.load import weights_fingerprint
 
 GROUPS = ("decode", "diagnostics", "drafter", "method", "model")
 
@@ -109,6 +116,24 @@ def test_a_sister_methods_checkpoint_is_refused_by_what_differs(checkpoints):
     )
     with pytest.raises(SettingError, match=r"specvlm drafts with drafter\.compression\.mode=select, .* with weight"):
         evaluated(*composed("method=specvlm", f"ckpt={other}"))
+
+
+def test_another_target_of_the_same_sizes_is_refused(small_target, small_target_path, tmp_path):
+    """Answers would still be exact, and acceptance poor without a word."""
+    drafter = build_drafter("eaglevlm", small_target.spec, EagleVlmConfig(depth=2), small_target.head)
+    fingerprint = weights_fingerprint(small_target_path)
+    save_drafter(tmp_path / "drafter", drafter, Teaching((1, 2), fingerprint))
+    other = Path(shutil.copytree(small_target_path, tmp_path / "other"))
+    tensors = load_file(other / "model.safetensors")
+    tensors["lm_head.weight"][5] += 1
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    cfg, _ = composed(f"model.path={small_target_path}")
+    job = assemble.Job(cfg, read_settings(cfg), torch.device("cpu"), tmp_path)
+    assert assemble.judged_drafter(job, small_target_path, tmp_path / "drafter", {}).spec == small_target.spec
+    with pytest.raises(
+        CheckpointError, match=rf"taught with target_fingerprint '{fingerprint}', not '.*train it again"
+    ):
+        assemble.judged_drafter(job, other, tmp_path / "drafter", {})
 
 
 def test_a_missing_checkpoint_is_asked_for(tmp_path):

@@ -102,6 +102,21 @@ def test_unequal_lengths_are_refused_in_reading(make_sample, name):
         decode_sample(members[META], bytes_tensor(save_safetensors(tensors)))
 
 
+@pytest.mark.parametrize("name", ["answer_mask", "is_visual"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.bfloat16])
+def test_masks_that_are_numbers_are_refused(make_sample, name, dtype):
+    """As an index, a mask of 0 and 1 takes rows 0 and 1."""
+    sample = make_sample("the key")
+    wrong = replace(sample, **{name: getattr(sample, name).to(dtype)})
+    with pytest.raises(ArtifactError, match=rf"'the key' .*{name} is {str(dtype)[6:]} instead of bool"):
+        encode_sample(wrong, SampleMeta(), "bf16")
+    if dtype != torch.int64:  # which no artifact has
+        members = encode_sample(sample, SampleMeta(), "bf16")
+        tensors = load(members[TENSORS]) | {name: getattr(wrong, name)}
+        with pytest.raises(ArtifactError, match=f"{name} is {str(dtype)[6:]} instead of bool"):
+            decode_sample(members[META], bytes_tensor(save_safetensors(tensors)))
+
+
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
 def test_cut_tensors_are_refused(make_sample, keep):
     members = encode_sample(make_sample("k"), SampleMeta(), "bf16")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from functools import partial
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -18,6 +20,7 @@ from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.drafters.checkpoint import Teaching
 from fovea.drafters.registry import drafter_type
+from fovea.targets.load import load_target
 from fovea.training.module import DrafterModule
 from fovea.training.objective import ObjectiveConfig
 from fovea.visual.retrieval import RetrievalConfig
@@ -112,6 +115,24 @@ def test_training_is_the_same(name, tmp_path, small_target, small_target_path, s
     live = fit(online, make_module(small_target, name=name), 2)
     assert stored[-1] < stored[0]
     assert live == pytest.approx(stored, rel=1e-5)
+
+
+def test_a_target_with_dropout_teaches_alike_throughout(tmp_path, small_target, small_target_path, source) -> None:
+    """It is never in training mode, whatever the trainer does to the drafter around a validation."""
+    folder = Path(shutil.copytree(small_target_path, tmp_path / "target"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["attention_dropout"] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+    careless = load_target(folder)
+    losses = []
+    for target in (careless, small_target):
+        _, online = modules(tmp_path, target, small_target_path, source, val_fraction=0.3)
+        losses.append(fit(online, make_module(target), 2))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert all(parameter.grad is None for parameter in careless.model.parameters())
+    careless.model.train()
+    _, online = modules(tmp_path, careless, small_target_path, source, val_fraction=0.3)
+    assert fit(online, make_module(small_target), 2) != pytest.approx(losses[1], rel=1e-2), "the dropout has no effect"
 
 
 def test_a_run_begun_offline_goes_on_online(tmp_path, small_target, small_target_path, source) -> None:

@@ -84,6 +84,7 @@ def test_random_trees_never_change_the_answer(seed, nodes, hit_rate, cap, table_
     assert (trace.tokens, trace.finish) == (baseline.tokens, baseline.finish)
     assert sum(r.committed for r in trace.rounds) + 1 == len(trace.tokens)
     assert all(r.committed - 1 <= r.accepted <= r.committed for r in trace.rounds)
+    assert all(1 <= r.committed <= r.tree_depth + 1 for r in trace.rounds)
     assert target.cache_lengths == [5 + int(n) for n in np.cumsum([r.committed for r in trace.rounds])]
 
 

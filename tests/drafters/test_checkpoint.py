@@ -18,6 +18,7 @@ from fovea.drafters.checkpoint import (
     save_drafter,
     teaching_of,
 )
+from fovea.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from fovea.drafters.fovea import FoveaDrafter
 from fovea.targets.base import RopeSpec, TargetSpec
 from fovea.targets.head import TargetHead
@@ -100,6 +101,48 @@ def test_another_teaching_is_refused_by_name(
         load_drafter(saved[0], head, spec, teaching=Teaching(mid_layers=(1, 2, 3)))
     with pytest.raises(CheckpointError, match=r"target_fingerprint 'abc', not 'xyz'"):
         load_drafter(saved[0], head, spec, teaching=Teaching(target_fingerprint="xyz"))
+
+
+def test_what_a_checkpoint_does_not_say_is_not_compared(
+    tmp_path: Path, make_drafter: Callable[..., FoveaDrafter], spec: TargetSpec, head: TargetHead
+) -> None:
+    save_drafter(tmp_path, make_drafter(num_blocks=1))
+    load_drafter(tmp_path, head, spec, teaching=TEACHING)
+
+
+@pytest.mark.parametrize("written_by", ["this version", "an older one"])
+def test_a_drafter_reads_the_layers_that_it_was_trained_on(
+    written_by: str, tmp_path: Path, spec: TargetSpec, head: TargetHead
+) -> None:
+    """Two layers have the weights' shapes of any two others."""
+
+    def reading(layers: tuple[int, ...] | None) -> Eagle3Drafter:
+        return Eagle3Drafter(spec, Eagle3Config(depth=2, draft_vocabulary=None, feature_layers=layers), head)
+
+    save_drafter(tmp_path, reading(None))
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["feature_layers"] == [1, 2]
+    if written_by == "an older one":
+        del record["feature_layers"]
+        (tmp_path / "config.json").write_text(json.dumps(record))
+    assert load_drafter(tmp_path, head, spec, {"feature_layers": [1, 2]}).feature_layers == (1, 2)
+    adopt_weights(reading((1, 2)), tmp_path)
+    for others in ((1, 3), (2, 1)):
+        named = rf"layers \[1, 2\] .* read those of \[{others[0]}, {others[1]}\]; set drafter\.feature_layers=\[1, 2\]"
+        with pytest.raises(CheckpointError, match=named):
+            load_drafter(tmp_path, head, spec, {"feature_layers": list(others)})
+        with pytest.raises(CheckpointError, match=named):
+            adopt_weights(reading(others), tmp_path)
+
+
+def test_another_choice_of_layers_by_default_is_refused(tmp_path: Path, spec: TargetSpec, head: TargetHead) -> None:
+    """What "null" stands for is that of the version which trained the drafter."""
+    save_drafter(tmp_path, Eagle3Drafter(spec, Eagle3Config(depth=2, draft_vocabulary=None), head))
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["config"]["feature_layers"] is None
+    (tmp_path / "config.json").write_text(json.dumps({**record, "feature_layers": [2, 3]}))
+    with pytest.raises(CheckpointError, match=r"layers \[2, 3\] of its target and would read those of \[1, 2\]"):
+        load_drafter(tmp_path, head, spec)
 
 
 def test_weights_that_do_not_fit_are_named(

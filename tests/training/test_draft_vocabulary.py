@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fovea.decoding.growth import TreeConfig
-from fovea.drafters.checkpoint import load_drafter, save_drafter
+from fovea.drafters.checkpoint import CheckpointError, adopt_weights, load_drafter, save_drafter
 from fovea.drafters.proposer import NeuralProposer
 from fovea.targets.teacher_batch import TeacherBatch
 from fovea.training.draft_vocabulary import answer_token_counts, within_vocabulary
@@ -38,6 +38,30 @@ def test_the_most_frequent_answer_tokens_and_what_ends_an_answer(make_drafter) -
     counts[[30, 7, 12, 9]] = torch.tensor([5, 3, 3, 1])
     drafter.choose_vocabulary(counts)
     assert drafter.token_ids.tolist() == [2, 7, 12, 30]
+
+
+def test_more_room_than_tokens_seen_is_filled_with_others(make_drafter) -> None:
+    """Each once, by lower id; the end token belongs to it although no answer holds it."""
+    for size, expected in ((4, [0, 2, 12, 30]), (9, [0, 1, 2, 3, 4, 5, 6, 12, 30]), (41, list(range(41)))):
+        drafter = make_drafter(draft_vocabulary=size)
+        counts = torch.zeros(41, dtype=torch.int64)
+        counts[[30, 12]] = torch.tensor([5, 3])
+        drafter.choose_vocabulary(counts)
+        assert drafter.token_ids.tolist() == expected
+        assert drafter.logits(torch.randn(2, 32)).shape == (2, size)
+
+
+def test_a_checkpoint_of_another_size_is_refused(tmp_path, make_drafter, reduced) -> None:
+    """The same folder again, with fewer tokens: what lay there is neither taken nor left."""
+    save_drafter(tmp_path, reduced)
+    smaller = make_drafter(draft_vocabulary=5)
+    with pytest.raises(CheckpointError, match=r"token_ids \(9,\) instead of \(5,\)"):
+        load_drafter(tmp_path, reduced.head, reduced.spec, {"draft_vocabulary": 5})
+    with pytest.raises(CheckpointError, match=r"token_ids \(9,\) instead of \(5,\)"):
+        adopt_weights(smaller, tmp_path)
+    smaller.choose_vocabulary(torch.arange(41))
+    save_drafter(tmp_path, smaller)
+    assert load_drafter(tmp_path, reduced.head, reduced.spec).token_ids.tolist() == [2, 37, 38, 39, 40]
 
 
 def test_counts_are_those_of_answers_alone(samples) -> None:
