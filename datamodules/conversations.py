@@ -99,7 +99,7 @@ class TinyConversations(ConversationSource):
         from fovea.targets.tiny import banners, drawing, families, scenes
 
         code = (inspect.getsource(module) for module in (drawing, scenes, families, banners))
-        return _hash(f"{self}", *code)
+        return content_hash(f"{self}", *code)
 
     def __str__(self) -> str:
         return f"TinyConversations{self._arguments}{'' if self.shown else ' without pictures'}"
@@ -161,7 +161,7 @@ class JsonlConversations(ConversationSource):
 
     def digest(self) -> str:
         """Changes with the content of the file and the limit; the pictures are hashed when they are exported."""
-        return _hash(f"{self.limit}", self.path.read_bytes())
+        return content_hash(f"{self.limit}", self.path.read_bytes())
 
     def __str__(self) -> str:
         return str(self.path)
@@ -205,7 +205,7 @@ class MMSpecConversations(ConversationSource):
 
     def digest(self) -> str:
         """Changes with the content of the file, the limit and whether there are pictures."""
-        return _hash(f"{self.limit}, {self.pictures}", self.path.read_bytes())
+        return content_hash(f"{self.limit}, {self.pictures}", self.path.read_bytes())
 
     def __str__(self) -> str:
         return str(self.path)
@@ -277,7 +277,8 @@ def _match_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Path |
         raise ValueError(f"{len(images)} images are named, the text has places for {places}")
 
 
-def _hash(*parts: str | bytes) -> str:
+def content_hash(*parts: str | bytes) -> str:
+    """16 hex digits over texts and bytes, one after another."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part

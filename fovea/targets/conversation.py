@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-#: A picture in memory, or the file, URL or data URI that holds it.
-ImageSource = Image.Image | Path | str
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An encoded picture inside a larger file, such as a table; it is read when it is opened.
+
+    Attributes:
+        name: what messages call it; unique in its data set.
+        read: gives its encoded bytes.
+    """
+
+    name: str
+    read: Callable[[], bytes] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+#: A picture in memory, or the file, part of a file, URL or data URI that holds it.
+ImageSource = Image.Image | StoredImage | Path | str
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ Whatever comes in leaves as an upright 8-bit RGB picture:
 * palettes, greys and CMYK are converted; of an animation the first frame is taken;
 * a file that is cut, empty, missing, no picture, a video or a folder raises :class:`BrokenImageError`, which names it.
 
-A picture may be named by its path, by a URL (http or https), or be written out as a ``data:image/...;base64`` URI.
+A picture may be named by its path, by a URL (http or https), be written out as a ``data:image/...;base64`` URI, or be
+part of a larger file (:class:`~fovea.targets.conversation.StoredImage`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 from PIL import Image, ImageOps
 
-from fovea.targets.conversation import ImageSource
+from fovea.targets.conversation import ImageSource, StoredImage
 
 _WHITE = (255, 255, 255, 255)
 _VIDEOS = frozenset((".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"))
@@ -55,13 +56,18 @@ def open_image(source: ImageSource, name: str = "a picture in memory") -> Image.
         raise BrokenImageError(f"{label} cannot be opened ({why}); replace it or drop it") from error
 
 
-def image_bytes(source: Path | str) -> bytes:
-    """The encoded picture behind a path, a URL or a data URI.
+def image_bytes(source: StoredImage | Path | str) -> bytes:
+    """The encoded picture behind a path, a URL or a data URI, or inside a larger file.
 
     Raises:
         BrokenImageError: there is none, or it is a video.
     """
     label, text = _label(source), str(source)
+    if isinstance(source, StoredImage):
+        try:
+            return source.read()
+        except Exception as error:  # whatever reads the file raises what it likes
+            raise BrokenImageError(f"{label} cannot be read ({error}); mend its file or drop it") from error
     if text.startswith("data:video/") or Path(text.split("?")[0][-16:]).suffix.lower() in _VIDEOS:
         raise BrokenImageError(f"{label} is a video, and video is not supported; use its frames")
     if text.startswith("data:"):
@@ -101,7 +107,7 @@ def _fetched(url: str) -> bytes:
         return answer.read()
 
 
-def _label(source: Path | str) -> str:
+def _label(source: StoredImage | Path | str) -> str:
     """How messages call it; a picture written out is not written out again."""
     text = str(source)
     return f"image '{text}'" if len(text) <= 200 else f"image '{text[:40]}...'"

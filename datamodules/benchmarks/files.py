@@ -1,0 +1,95 @@
+"""Records of the authors' own files: JSON in several shapes, JSON lines, and MME's folders of question files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from datamodules.conversations import SourceError
+
+
+def json_list(
+    *keys: str, carried: tuple[str, ...] = (), **constants: Any
+) -> Callable[[Path], Iterator[dict[str, Any]]]:
+    """Reads the list of objects at ``keys`` in a JSON file.
+
+    Each gets the fields ``constants`` too, and those that the whole file has under the names ``carried``.
+    """
+
+    def read(path: Path) -> Iterator[dict[str, Any]]:
+        items = load_json(path)
+        common = constants | {name: items[name] for name in carried if name in items}
+        for key in keys:
+            if not isinstance(items, dict) or key not in items:
+                raise SourceError(f"{path}: '{key}' is missing; it is the file of something else")
+            items = items[key]
+        if not isinstance(items, list):
+            raise SourceError(f"{path} must hold a list of records; it is the file of something else")
+        for item in items:
+            yield {**item, **common}
+
+    return read
+
+
+def json_table(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a JSON object from identifier to record; the identifier becomes the field ``id``."""
+    items = load_json(path)
+    if not isinstance(items, dict):
+        raise SourceError(f"{path} must hold an object of records; it is the file of something else")
+    for name, item in items.items():
+        yield {"id": name, **item}
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a file with a JSON object a line."""
+    with path.open(encoding="utf-8") as file:
+        for line, text in enumerate(file, 1):
+            if text.strip():
+                try:
+                    yield json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise SourceError(f"{path}, line {line}: not JSON ({error.msg})") from error
+
+
+def science_qa(path: Path) -> Iterator[dict[str, Any]]:
+    """ScienceQA's ``problems.json``; a problem of the split S has its picture at ``S/<id>/image.png``."""
+    for record in json_table(path):
+        name = record.get("image")
+        yield {**record, "image": f"{record['split']}/{record['id']}/{name}" if name else None}
+
+
+def mme(path: Path) -> Iterator[dict[str, Any]]:
+    """One of MME's question files: two lines of question, tab and answer about the picture of the same name.
+
+    The picture lies beside it, or in ``images`` beside ``questions_answers_YN``.
+    """
+    apart = path.parent.name == "questions_answers_YN"
+    category, folder = (path.parents[1].name, path.parents[1] / "images") if apart else (path.parent.name, path.parent)
+    pictures = [folder / f"{path.stem}{suffix}" for suffix in (".jpg", ".png", ".jpeg")]
+    picture = next((name for name in pictures if name.is_file()), pictures[0])
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if text.strip():
+            question, tab, answer = text.partition("\t")
+            if not tab:
+                raise SourceError(f"{path}, line {line}: not a question, a tab and an answer")
+            yield {
+                "question_id": f"{category}/{picture.name}",
+                "question": question,
+                "answer": answer.strip(),
+                "category": category,
+                "image": str(picture.absolute()),
+            }
+
+
+def load_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        SourceError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise SourceError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error

@@ -1,0 +1,232 @@
+"""A published benchmark as a source of conversations: ``python evaluate.py benchmark=chartqa benchmark.folder=...``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.benchmarks.catalog import BENCHMARKS
+from datamodules.benchmarks.entry import Benchmark, Record, get, refuse
+from datamodules.benchmarks.tables import HUB, hub_records, table_records
+from datamodules.conversations import ConversationSource, SourceError, content_hash
+from fovea.targets.conversation import Conversation
+
+logger = logging.getLogger(__name__)
+
+_TABLES = (".parquet", ".arrow", ".tsv")
+#: Bytes at either end of a large file that stand for it in a digest; a table keeps its offsets in the last ones.
+_SAMPLE = 1 << 16
+
+
+class BenchmarkConversations(ConversationSource):
+    """Prompts of a benchmark in one of the layouts in which it is published, in the order of its files.
+
+    The folder holds the authors' files, or a snapshot of its data set on the hub (parquet, or arrow as ``save_to_disk``
+    writes it), or a TSV file as VLMEvalKit has it. It may name one of these files, or be ``hf://datasets/<name>``.
+
+    Args:
+        benchmark: one of :data:`~datamodules.benchmarks.catalog.BENCHMARKS`.
+        folder: of the files.
+        split: which of its splits.
+        subsets: folders below it, or configurations on the hub, that are read one after another.
+        image_root: folder of the pictures, where they do not lie where the authors put them.
+        instruction: stands last in every prompt, in the place of the authors' request for a short answer; "published"
+            takes that one, None leaves the bare question.
+        options: whether multiple-choice options are shown.
+        categories: whether each category is a source of its own (``mme/existence``), reported apart.
+        with_images: leave records without a picture out.
+        limit: take only the first so many.
+
+    Raises:
+        SourceError: for another benchmark, or a file that is not what it should be.
+        FileNotFoundError: the folder does not hold the files; the message says which are looked for.
+    """
+
+    def __init__(
+        self,
+        benchmark: str,
+        folder: Path | str,
+        split: str,
+        subsets: Sequence[str] = (),
+        image_root: Path | str | None = None,
+        instruction: str | None = None,
+        options: bool = True,
+        categories: bool = True,
+        with_images: bool = True,
+        limit: int | None = None,
+    ) -> None:
+        if benchmark not in BENCHMARKS:
+            raise SourceError(f"no benchmark is called '{benchmark}'; choose from: {', '.join(sorted(BENCHMARKS))}")
+        if limit is not None and limit < 1:
+            raise SourceError(f"limit must be at least 1, got {limit}")
+        self.name, self.benchmark = benchmark, BENCHMARKS[benchmark]
+        self.folder, self.split, self.subsets = str(folder), split, list(subsets)
+        self.image_root = Path(image_root) if image_root else None
+        self.instruction, self.options, self.categories = instruction, options, categories
+        self.with_images, self.limit = with_images, limit
+        self._remote = self.folder.startswith(HUB)
+        self._files = {} if self._remote else {s: find(self.benchmark, folder, split, s) for s in self.subsets or [""]}
+
+    def _read(self) -> list[Conversation]:
+        items: list[Conversation] = []
+        seen: dict[str, int] = {}
+        apart = 0
+        for where, folder, record, number in self._records():
+            try:
+                if not self._wanted(record):
+                    apart += 1
+                    continue
+                item = self._conversation(record, folder, number, seen)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                raise refuse(where, self.benchmark.title, record, error) from error
+            if self.with_images and not item.images:
+                apart += 1
+                continue
+            items.append(item)
+            if len(items) == self.limit:
+                break
+        if not items:
+            raise SourceError(f"{self} holds no prompt of {self.benchmark.title}; {apart} records were left out")
+        if apart:
+            logger.info("%s: %d records without a picture, of another split or with a video left out", self, apart)
+        return items
+
+    def _records(self) -> Iterator[tuple[str, Path, Record, int]]:
+        """Where a record stands, the folder of its file, the record, and its number in its subset from 1."""
+        if self._remote:
+            for subset in self.subsets or [None]:
+                records = hub_records(self.folder, subset, self.split)
+                for number, record in enumerate(records, 1):
+                    yield f"{self.folder}, record {number}", Path(), _of_subset(record, subset), number
+            return
+        for subset, found in self._files.items():
+            number = 0
+            for path, read in found:
+                for place, record in enumerate(read(path), 1):
+                    number += 1
+                    yield f"{path}, record {place}", path.parent, _of_subset(record, subset), number
+
+    def _wanted(self, record: Record) -> bool:
+        field = self.benchmark.split
+        return (field is None or record.get(field, self.split) == self.split) and self.benchmark.keep(record)
+
+    def _conversation(self, record: Record, folder: Path, number: int, seen: dict[str, int]) -> Conversation:
+        entry = self.benchmark
+        images = entry.images(record, self.image_root or folder)
+        parts, order = entry.content(entry.text(record, self.instruction, self.options), len(images))
+        subset = f"{record[_SUBSET]}/" if _SUBSET in record else ""
+        given = get(record, entry.key) if entry.key is not None else None
+        name = f"{subset}{self.split}/{number}" if given is None else str(given)
+        seen[name] = seen.get(name, 0) + 1
+        category = get(record, entry.category) if entry.category is not None else None
+        answer = get(record, entry.answer) if entry.answer is not None else None
+        return Conversation(
+            # An identifier may stand for several questions about one picture.
+            key=f"{self.name}/{name}" + (f"#{seen[name]}" if seen[name] > 1 else ""),
+            messages=[{"role": "user", "content": parts}],
+            images=tuple(images[place] for place in order),
+            source=f"{self.name}/{category}" if self.categories and category else self.name,
+            answer=None if answer is None else str(answer),
+            meta={"id": name} | ({"category": str(category)} if category else {}),
+        )
+
+    def digest(self) -> str:
+        """Changes with the settings and the files; of a large one its size and its ends are looked at."""
+        settings = (self.name, self.split, self.subsets, self.instruction, self.options, self.categories)
+        parts: list[str | bytes] = [
+            f"{settings}, {self.with_images}, {self.limit}",
+            self.folder if self._remote else "",
+        ]
+        for found in self._files.values():
+            for path, _ in found:
+                inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+                for file in inside:
+                    parts += [file.name, *_ends(file)]
+        return content_hash(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.benchmark.title} in {self.folder}"
+
+
+#: Field that says which of several subsets a record belongs to.
+_SUBSET = "__subset__"
+
+
+def _of_subset(record: Record, subset: str | None) -> Record:
+    return {**record, _SUBSET: subset} if subset else record
+
+
+def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "") -> list[tuple[Path, Any]]:
+    """The files of a split, and what reads each of them.
+
+    Raises:
+        FileNotFoundError: naming the files that are looked for.
+    """
+    place = Path(folder) / subset
+    if place.is_file():
+        return _named_file(benchmark, place)
+    patterns = [layout.pattern.replace("{split}", split) for layout in benchmark.layouts]
+    for above in ("", "*/"):  # an unpacked archive brings a folder of its own
+        readers = zip(patterns, benchmark.layouts, strict=True)
+        own = [(path, layout.read) for p, layout in readers for path in sorted(place.glob(above + p))]
+        if own:
+            return own
+    tables = _tables(place, split)
+    if tables:
+        return tables
+    looked_for = " or ".join([*patterns, f"{split}-*.parquet", f"arrow files of save_to_disk, or a TSV of '{split}'"])
+    state = "holds none of" if place.is_dir() else "does not exist; it should hold"
+    raise FileNotFoundError(f"no {benchmark.title} there: {place} {state} {looked_for}")
+
+
+def _named_file(benchmark: Benchmark, path: Path) -> list[tuple[Path, Any]]:
+    if path.suffix in _TABLES:
+        return [(path, _table)]
+    for layout in benchmark.layouts:
+        if path.suffix == Path(layout.pattern).suffix:
+            return [(path, layout.read)]
+    raise FileNotFoundError(f"{path} is no file of {benchmark.title}; name one of {', '.join(_TABLES)}, or the folder")
+
+
+def _tables(place: Path, split: str) -> list[tuple[Path, Any]]:
+    for folder in (place, place / split):
+        if (folder / "state.json").is_file():
+            return [(folder, _table)]
+    for suffix in (".parquet", ".arrow"):
+        files = [
+            path
+            for path in sorted(place.rglob(f"*{suffix}"))
+            if path.parent.name == split or path.stem == split or path.stem.startswith((f"{split}-", f"{split}_"))
+        ]
+        if len(folders := {str(path.parent.relative_to(place)) for path in files}) > 1:
+            raise SourceError(
+                f"{place} holds tables of '{split}' in several folders: {', '.join(sorted(folders))}; name one of them "
+                "as the folder, or those to be read as subsets"
+            )
+        if files:
+            # Shards of one table are read together.
+            return [(files[0], lambda _, shards=files: table_records(shards))]
+    sheets = sorted(place.glob("*.tsv"))
+    ending = [path for path in sheets if path.stem.lower().endswith(split.lower())]
+    named = [path for path in sheets if split.lower() in path.stem.lower()]
+    sheets = ending or named or (sheets if len(sheets) == 1 else [])  # MME.tsv has no split
+    if len(sheets) > 1:
+        names = ", ".join(path.name for path in sheets)
+        raise SourceError(f"{place} holds several tables of '{split}': {names}; name one of them as the folder")
+    return [(path, _table) for path in sheets]
+
+
+def _table(path: Path) -> Iterator[dict[str, Any]]:
+    return table_records([path])
+
+
+def _ends(path: Path) -> tuple[str, bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_SAMPLE if path.suffix in _TABLES else -1)
+        if size > len(head):
+            file.seek(-min(_SAMPLE, size - len(head)), 2)
+            head += file.read()
+    return str(size), head
