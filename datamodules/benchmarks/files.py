@@ -27,7 +27,9 @@ def json_list(
             items = items[key]
         if not isinstance(items, list):
             raise SourceError(f"{path} must hold a list of records; it is the file of something else")
-        for item in items:
+        for number, item in enumerate(items, 1):
+            if not isinstance(item, dict):
+                raise SourceError(f"{path}, record {number}: not an object but {type(item).__name__}")
             yield {**item, **common}
 
     return read
@@ -39,6 +41,8 @@ def json_table(path: Path) -> Iterator[dict[str, Any]]:
     if not isinstance(items, dict):
         raise SourceError(f"{path} must hold an object of records; it is the file of something else")
     for name, item in items.items():
+        if not isinstance(item, dict):
+            raise SourceError(f"{path}, record '{name}': not an object but {type(item).__name__}")
         yield {"id": name, **item}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from datamodules.benchmarks.catalog import BENCHMARKS
-from datamodules.benchmarks.entry import Benchmark, Record, get, refuse
+from datamodules.benchmarks.entry import Benchmark, Layout, Record, get, refuse
 from datamodules.benchmarks.tables import HUB, hub_records, table_records
 from datamodules.conversations import ConversationSource, SourceError, content_hash
 from fovea.targets.conversation import Conversation
@@ -31,7 +31,7 @@ class BenchmarkConversations(ConversationSource):
         folder: of the files.
         split: which of its splits.
         subsets: folders below it, or configurations on the hub, that are read one after another.
-        image_root: folder of the pictures, where they do not lie where the authors put them.
+        image_root: what the paths of the pictures are relative to, if that is not the folder of the annotation file.
         instruction: stands last in every prompt, in the place of the authors' request for a short answer; "published"
             takes that one, None leaves the bare question.
         options: whether multiple-choice options are shown.
@@ -88,7 +88,7 @@ class BenchmarkConversations(ConversationSource):
             if len(items) == self.limit:
                 break
         if not items:
-            raise SourceError(f"{self} holds no prompt of {self.benchmark.title}; {apart} records were left out")
+            raise SourceError(f"{self}: there is no prompt, {apart} records were left out")
         if apart:
             logger.info("%s: %d records without a picture, of another split or with a video left out", self, apart)
         return items
@@ -103,8 +103,9 @@ class BenchmarkConversations(ConversationSource):
             return
         for subset, found in self._files.items():
             number = 0
-            for path, read in found:
-                for place, record in enumerate(read(path), 1):
+            for part in found:
+                path = part.files[0]
+                for place, record in enumerate(part.records(), 1):
                     number += 1
                     yield f"{path}, record {place}", path.parent, _of_subset(record, subset), number
 
@@ -139,11 +140,9 @@ class BenchmarkConversations(ConversationSource):
             f"{settings}, {self.with_images}, {self.limit}",
             self.folder if self._remote else "",
         ]
-        for found in self._files.values():
-            for path, _ in found:
-                inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-                for file in inside:
-                    parts += [file.name, *_ends(file)]
+        for path in (path for found in self._files.values() for part in found for path in part.files):
+            for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+                parts += [file.name, *_ends(file)]
         return content_hash(*parts)
 
     def __str__(self) -> str:
@@ -158,8 +157,16 @@ def _of_subset(record: Record, subset: str | None) -> Record:
     return {**record, _SUBSET: subset} if subset else record
 
 
-def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "") -> list[tuple[Path, Any]]:
-    """The files of a split, and what reads each of them.
+@dataclass(frozen=True)
+class Found:
+    """Files that are read together: one of the authors', or the shards of a table."""
+
+    files: tuple[Path, ...]
+    records: Callable[[], Iterator[Record]]
+
+
+def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "") -> list[Found]:
+    """The files of a split.
 
     Raises:
         FileNotFoundError: naming the files that are looked for.
@@ -170,30 +177,39 @@ def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "")
     patterns = [layout.pattern.replace("{split}", split) for layout in benchmark.layouts]
     for above in ("", "*/"):  # an unpacked archive brings a folder of its own
         readers = zip(patterns, benchmark.layouts, strict=True)
-        own = [(path, layout.read) for p, layout in readers for path in sorted(place.glob(above + p))]
+        own = [_own(path, layout) for p, layout in readers for path in sorted(place.glob(above + p))]
         if own:
             return own
-    tables = _tables(place, split)
-    if tables:
-        return tables
-    looked_for = " or ".join([*patterns, f"{split}-*.parquet", f"arrow files of save_to_disk, or a TSV of '{split}'"])
+    if shards := _tables(place, split):
+        return [_table(shards)]
+    tables = [f"{split}-*.parquet", "arrow files of save_to_disk", f"or a TSV of '{split}'"]
+    looked_for = ", ".join([" and ".join(patterns), *tables] if patterns else tables)
     state = "holds none of" if place.is_dir() else "does not exist; it should hold"
     raise FileNotFoundError(f"no {benchmark.title} there: {place} {state} {looked_for}")
 
 
-def _named_file(benchmark: Benchmark, path: Path) -> list[tuple[Path, Any]]:
+def _own(path: Path, layout: Layout) -> Found:
+    return Found((path,), lambda: layout.read(path))
+
+
+def _table(shards: list[Path]) -> Found:
+    return Found(tuple(shards), lambda: table_records(shards))
+
+
+def _named_file(benchmark: Benchmark, path: Path) -> list[Found]:
     if path.suffix in _TABLES:
-        return [(path, _table)]
+        return [_table([path])]
     for layout in benchmark.layouts:
         if path.suffix == Path(layout.pattern).suffix:
-            return [(path, layout.read)]
+            return [_own(path, layout)]
     raise FileNotFoundError(f"{path} is no file of {benchmark.title}; name one of {', '.join(_TABLES)}, or the folder")
 
 
-def _tables(place: Path, split: str) -> list[tuple[Path, Any]]:
+def _tables(place: Path, split: str) -> list[Path]:
+    """The shards of the table of a split, or the folder that ``save_to_disk`` wrote; empty if there is neither."""
     for folder in (place, place / split):
         if (folder / "state.json").is_file():
-            return [(folder, _table)]
+            return [folder]
     for suffix in (".parquet", ".arrow"):
         files = [
             path
@@ -206,8 +222,7 @@ def _tables(place: Path, split: str) -> list[tuple[Path, Any]]:
                 "as the folder, or those to be read as subsets"
             )
         if files:
-            # Shards of one table are read together.
-            return [(files[0], lambda _, shards=files: table_records(shards))]
+            return files
     sheets = sorted(place.glob("*.tsv"))
     ending = [path for path in sheets if path.stem.lower().endswith(split.lower())]
     named = [path for path in sheets if split.lower() in path.stem.lower()]
@@ -215,11 +230,7 @@ def _tables(place: Path, split: str) -> list[tuple[Path, Any]]:
     if len(sheets) > 1:
         names = ", ".join(path.name for path in sheets)
         raise SourceError(f"{place} holds several tables of '{split}': {names}; name one of them as the folder")
-    return [(path, _table) for path in sheets]
-
-
-def _table(path: Path) -> Iterator[dict[str, Any]]:
-    return table_records([path])
+    return sheets
 
 
 def _ends(path: Path) -> tuple[str, bytes]:

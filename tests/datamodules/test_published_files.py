@@ -82,7 +82,7 @@ def test_records_without_a_picture_are_left_out_and_counted(tmp_path, caplog):
         assert [item.key for item in items] == ["textvqa/q1", "textvqa/q3"]
     assert "TextVQA in" in caplog.text
     assert ": 1 records without a picture" in caplog.text
-    with pytest.raises(SourceError, match="holds no prompt of TextVQA; 1 records were left out"):
+    with pytest.raises(SourceError, match="there is no prompt, 1 records were left out"):
         len(put_vqa(tmp_path / "none", [{**RECORDS[1], "image": None}, *RECORDS[:0]]))
 
 
@@ -105,8 +105,8 @@ def test_a_broken_picture_is_named_when_it_is_opened(tmp_path):
     [
         ("mmt_bench", "VAL-*.parquet, arrow files of save_to_disk, or a TSV of 'VAL'"),
         ("textvqa", "TextVQA_*_val.json"),
-        ("mme", "*/*.txt or */questions_answers_YN/*.txt"),
-        ("chartqa", "test/test_human.json or test/test_augmented.json"),
+        ("mme", "*/*.txt and */questions_answers_YN/*.txt, test-*.parquet"),
+        ("chartqa", "test/test_human.json and test/test_augmented.json, test-*.parquet"),
         ("mathvista", "testmini.json"),
         ("ocrbench", "OCRBench.json"),
         ("ocrbench_v2", "OCRBench_v2.json"),
@@ -145,6 +145,7 @@ def test_another_benchmarks_records_are_refused_by_name(tmp_path):
     [
         ("[1]", r"SEED-Bench.json: 'questions' is missing; it is the file of something else"),
         ('{"questions": {}}', r"SEED-Bench.json must hold a list of records"),
+        ('{"questions": [1]}', r"SEED-Bench.json, record 1: not an object but int"),
         ('{"questions": [{"data_type": "image"}]}', r"SEED-Bench.json, record 1: .*'data_id' is missing"),
         ('{"questions": [', r"SEED-Bench.json, line 1: not JSON"),
     ],
@@ -200,8 +201,10 @@ def test_the_digest_changes_with_files_and_settings(tmp_path):
     again = read("textvqa", tmp_path, "split=validation").digest()
     put_vqa(tmp_path, RECORDS[::-1])
     digests.append(read("textvqa", tmp_path, "split=validation").digest())
+    put_parquet(tmp_path / "data/validation-00001-of-00002.parquet", RECORDS[:1], "image")
+    digests.append(read("textvqa", tmp_path, "split=validation").digest())
     assert again == digests[0]
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == 5
     put_tsv(
         tmp_path / "a" / "MME.tsv", {"index": 1, "question": "a", "image": text(1), "answer": "Yes", "category": "c"}
     )
