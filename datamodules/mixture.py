@@ -144,26 +144,23 @@ def picture_hash(image: ImageSource) -> str:
 
 
 def write(mixture: Mixture, folder: Path) -> None:
-    """Writes ``train.jsonl``, which ``data.path`` takes, a manifest per split, and pictures that lie in tables.
+    """Writes a file of conversations and a manifest per split, and the pictures that lie in tables.
 
-    The same mixture gives the same bytes. A line of ``manifests/<split>.jsonl`` holds ``source``, ``key``, ``images``
-    (hashes of their pixels) and ``split``; there is ``train``, and ``evaluation-<benchmark>`` for each benchmark.
+    The same mixture gives the same bytes. ``train.jsonl`` is what ``data.path`` takes, ``evaluation-<benchmark>.jsonl``
+    what ``benchmark=jsonl benchmark.path=`` does. A line of ``manifests/<split>.jsonl`` holds ``source``, ``key``,
+    ``images`` (hashes of their pixels) and ``split``.
     """
     (folder / "manifests").mkdir(parents=True, exist_ok=True)
-    _lines(folder / "train.jsonl", (_record(item, folder) for item in mixture.train))
     parts = {"train": mixture.train} | {f"evaluation-{name}": items for name, items in mixture.evaluation.items()}
     for split, items in parts.items():
-        lines = (
-            {
-                "source": item.source,
-                "key": item.key,
-                "images": [picture_hash(image) for image in item.images],
-                "split": split,
-            }
-            for item in items
-        )
-        _lines(folder / "manifests" / f"{split}.jsonl", lines)
+        _lines(folder / f"{split}.jsonl", (_record(item, folder) for item in items))
+        _lines(folder / "manifests" / f"{split}.jsonl", (_entry(item, split) for item in items))
     _lines(folder / "dropped.jsonl", ({"key": key, "reason": why} for key, why in mixture.dropped.items()))
+
+
+def _entry(item: Conversation, split: str) -> dict[str, Any]:
+    hashes = [picture_hash(image) for image in item.images]
+    return {"source": item.source, "key": item.key, "images": hashes, "split": split}
 
 
 def _read(name: str, folder: Path, split: str) -> BenchmarkConversations:

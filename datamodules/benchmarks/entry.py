@@ -162,7 +162,7 @@ def choices(name: str | None = None, *fields: str) -> Callable[[Record], list[An
     """
 
     def found(record: Record) -> list[Any]:
-        if name in record:
+        if name is not None and name in record:
             listed = record[name]
             return list(ast.literal_eval(listed) if isinstance(listed, str) else listed or ())
         return [record[field] for field in (*fields, *"ABCDEFGHI") if field in record]

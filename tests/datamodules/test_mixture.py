@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from datamodules.conversations import JsonlConversations, SourceError
-from datamodules.mixture import build, decontaminate, main, train_test_split
+from datamodules.mixture import build, decontaminate, main, train_test_split, write
 from fovea.targets.conversation import Conversation
-from tests.datamodules.published import put, put_json
+from tests.datamodules.published import put, put_json, put_parquet, shown
 
 MATHVISTA = {"question": "How?", "choices": None, "answer": "1", "query": "q", "metadata": {"task": "t"}}
 
@@ -114,6 +114,8 @@ def test_the_command(folders, capsys):
     assert "10 of LLaVA and 4 of benchmarks to train, 2 dropped" in capsys.readouterr().out
     assert set(first) == {
         "train.jsonl",
+        "evaluation-mathvista.jsonl",
+        "evaluation-chartqa.jsonl",
         "dropped.jsonl",
         "manifests/train.jsonl",
         "manifests/evaluation-mathvista.jsonl",
@@ -122,6 +124,8 @@ def test_the_command(folders, capsys):
     trained = JsonlConversations(folders / "one/train.jsonl")
     assert len(trained) == 14
     assert all(image.is_file() for item in trained for image in item.images)
+    judged = JsonlConversations(folders / "one/evaluation-chartqa.jsonl")
+    assert [item.key for item in judged] == ["chartqa/test/1", "chartqa/test/2"]
     (line, *_) = first["manifests/evaluation-chartqa.jsonl"].decode().splitlines()
     assert json.loads(line).keys() == {"source", "key", "images", "split"}
     assert json.loads(line)["split"] == "evaluation-chartqa"
@@ -138,3 +142,13 @@ def test_bad_commands(folders, capsys):
             main([*llava, *typed])
         assert stopped.value.code != 0
         assert message in capsys.readouterr().err
+
+
+def test_pictures_in_tables_become_files(tmp_path, own_tables):
+    records = [
+        {"question_id": f"{n}", "question": "Is it?", "image": n, "answer": "Yes", "category": "count"} for n in (1, 2)
+    ]
+    put_parquet(tmp_path / "mme/data/test-0.parquet", records, "image")
+    write(build([], {"mme": tmp_path / "mme"}, (5, 5, 5)), tmp_path / "out")
+    items = JsonlConversations(tmp_path / "out/evaluation-mme.jsonl")
+    assert [shown(item) for item in items] == ["[1]Is it?", "[2]Is it?"]
