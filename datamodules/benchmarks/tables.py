@@ -35,17 +35,18 @@ def table_records(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
         SourceError: the files cannot be read, or the library is not installed.
     """
     library, first = _library(), files[0]
+    name = f"{first.parent.name}/{first.name}"  # subjects of MMMU have files of one name
     try:
         if first.is_dir():
             dataset = library.load_from_disk(str(first))
         elif first.suffix == ".tsv":
-            return _records(_tsv(library, files), first.name, in_text="image")
+            return _records(_tsv(library, files), name, in_text="image")
         else:
             kind = first.suffix[1:]
             dataset = library.load_dataset(kind, data_files=[str(file) for file in files], split="train")
     except Exception as error:  # a cut file, a full disk: the library has no one error for it
         raise SourceError(f"{first} cannot be read as a table ({_first_line(error)}); download it anew") from error
-    return _records(dataset, first.name)
+    return _records(dataset, name)
 
 
 def hub_records(address: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
