@@ -21,7 +21,7 @@ from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.report import main, print_table, reported_evaluation, write_report
 from fovea.evaluation.results import ALL, PromptResult, SpeedResult
 from fovea.evaluation.style import save
-from fovea.evaluation.table import interval_rows, markdown_table, rows
+from fovea.evaluation.table import interval_rows, markdown_table, plain_table, rows
 
 SETTINGS = {
     "method": "fovea",
@@ -246,3 +246,10 @@ def test_plots_of_a_rule_without_mass_and_of_a_single_family(tmp_path):
     assert min(bar.get_x() for bar in axes.patches) > 15
     for number, figure in enumerate([plots.speed_by_family(figures), plots.round_time(figures)]):
         assert min(Image.open(save(figure, tmp_path / f"{number}.png")).size) > 200
+
+
+def test_a_narrow_terminal_breaks_headings_and_no_figure():
+    table = [["method", *(["a rather long heading"] * 8)], ["eagle", *(["12.3456x"] * 8)]]
+    out = io.StringIO()
+    Console(width=80, file=out).print(plain_table(table, "title"))
+    assert out.getvalue().count("12.3456x") == 8
