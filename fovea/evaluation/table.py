@@ -89,8 +89,8 @@ def console_table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table
 
 
 def plain_table(table: Sequence[Sequence[str]], title: str) -> Table:
-    """``table`` for a terminal; its first row is the heading. Where that is narrow, headings break and figures do not."""
-    out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    """``table`` for a terminal; its first row is the heading. Where that is narrow, headings break, not figures."""
+    out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for place, name in enumerate(table[0]):
         widest = max((len(row[place]) for row in table[1:]), default=0)
         out.add_column(name, justify="right" if place else "left", min_width=widest, overflow="fold")
