@@ -48,8 +48,11 @@ def _place_in_sweep(node: DictConfig) -> dict[str, Any]:
 
 
 def log_settings(built: list[Logger], cfg: DictConfig) -> None:
-    """Logs the resolved settings as a plain dictionary, without the paths of this machine."""
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    """Logs the resolved settings as a plain dictionary; of this machine's folders it says ``<output_dir>``."""
+    shown = cfg.copy()
+    for name in shown.paths:
+        OmegaConf.update(shown, f"paths.{name}", f"<{name}>")
+    plain: dict[str, Any] = OmegaConf.to_container(shown, resolve=True)  # type: ignore[assignment]
     for name in ("paths", "logger"):
         plain.pop(name, None)
     for logger in built:

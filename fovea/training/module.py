@@ -158,17 +158,20 @@ class DrafterModule(L.LightningModule):
         checkpoint["drafter"] = self._record()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses a checkpoint of another target or of other artifacts; the weights are compared by Lightning."""
+        """Refuses a checkpoint of another target, of other artifacts or of other layers read; the weights are compared
+        by Lightning."""
         stored, own = checkpoint["drafter"], self._record()
-        for part, remedy in (("target", "model"), ("teaching", "model and data")):
+        parts = {"target": "model", "teaching": "model and data", "reads": "drafter"}
+        for part, remedy in parts.items():
+            trained = stored.get(part, own[part])  # older checkpoints do not say what is read
             differences = [
-                f"{name} was {stored[part].get(name)!r} and is {value!r}"
+                f"{name} was {trained.get(name)!r} and is {value!r}"
                 for name, value in own[part].items()
-                if stored[part].get(name) != value
+                if trained.get(name) != value
             ]
             if differences:
                 raise ValueError(
-                    f"the checkpoint belongs to another target: {'; '.join(differences)}. "
+                    f"the checkpoint was trained with something else: {'; '.join(differences)}. "
                     f"Resume with the {remedy} settings of its run"
                 )
         self._micro_batch = self._stepped_micro_batch = checkpoint["micro_batch"]
@@ -208,6 +211,7 @@ class DrafterModule(L.LightningModule):
             "config": asdict(drafter.config),
             "target": asdict(drafter.spec),
             "teaching": asdict(self.teaching),
+            "reads": {"feature_layers": drafter.feature_layers},
         }
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:

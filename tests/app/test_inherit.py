@@ -45,6 +45,25 @@ def test_typed_values_are_nested_below_their_group():
     assert typed.values["seed"] == 1
 
 
+def test_typed_values_keep_their_types():
+    written = {
+        "[1,2]": [1, 2],
+        "[]": [],
+        "": "",
+        "null": None,
+        "1e-4": 1e-4,
+        "true": True,
+        "yes": "yes",  # what a field of true and false makes of it is its own matter
+        "08": "08",
+        "'a,b'": "a,b",
+        "a b": "a b",
+    }
+    typed = parse([f"drafter.x{number}={text}" for number, text in enumerate(written)], GROUPS)
+    values = list(typed.below("drafter").values())
+    assert values == list(written.values())
+    assert [type(value) for value in values] == [type(value) for value in written.values()]
+
+
 def test_the_saved_holds_where_nothing_was_typed(saved):
     typed = parse(["drafter.retrieval.rho=0.6"], GROUPS)
     cfg = inherit(composed(), saved, typed, ["model", "drafter", "decode"])

@@ -39,6 +39,15 @@ def test_columns_are_what_varies_and_what_was_measured(tmp_path):
     ]
 
 
+def test_lists_and_empty_values_are_told_apart(tmp_path):
+    written = ["[1,2]", "[3,4]", "", "null"]
+    for number, layers in enumerate(written):
+        write_job(tmp_path, str(number), [f"model.mid_layers={layers}"], tau=4.0, decode_speedup=2.0)
+    SweepSummary(METRICS).on_multirun_end(settings(tmp_path, ["model.mid_layers=[1,2],[3,4],,null"]))
+    rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
+    assert [row["model.mid_layers"] for row in rows] == written
+
+
 def test_jobs_keep_their_order_beyond_ten(tmp_path):
     for number in range(12):
         write_job(tmp_path, str(number), [f"seed={number}"])

@@ -69,4 +69,4 @@ def test_layers_that_the_target_has_not_are_refused(small_target, encoded):
 
 def test_the_papers_layers():
     assert [default_feature_layers(layers) for layers in (32, 28, 40)] == [(2, 16, 29), (2, 14, 25), (2, 20, 37)]
-    assert [default_feature_layers(layers) for layers in (16, 6, 4, 1)] == [(2, 8, 13), (2, 3), (1, 2), (1,)]
+    assert [default_feature_layers(layers) for layers in (16, 6, 4, 2, 1)] == [(2, 8, 13), (2, 3), (1, 2), (1, 2), (1,)]

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from fovea.drafters.checkpoint import Teaching
+from fovea.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from fovea.drafters.specvlm import SpecVlmConfig, SpecVlmDrafter
 from fovea.targets.teacher_batch import TeacherBatch
 from fovea.training.module import DivergedError, DrafterModule, UnrollConfig
@@ -69,7 +70,7 @@ class Trace(L.Callback):
 def train(tmp_path, make_drafter, data: DataLoader, *, optimizer=None, module_settings=None, **settings) -> Trace:
     trace = Trace()
     module = make_module(make_drafter(), optimizer, **(module_settings or {}))
-    trainer(tmp_path, callbacks=[trace], max_epochs=1, **settings).fit(module, data)
+    trainer(tmp_path, callbacks=[trace], **{"max_epochs": 1, **settings}).fit(module, data)
     return trace
 
 
@@ -192,6 +193,39 @@ def test_a_foreign_checkpoint_is_refused_by_name(tmp_path, make_drafter, samples
     module, run, _ = resumable(tmp_path, partial(make_drafter, num_blocks=1), 4)
     with pytest.raises(RuntimeError, match=r"drafter\.blocks\.1"):
         run.fit(module, loader(samples, 4), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_a_run_that_would_read_other_layers_is_not_resumed(tmp_path, head) -> None:
+    """Their weights have the same shapes."""
+
+    def reading(layers: tuple[int, int]) -> Eagle3Drafter:
+        return Eagle3Drafter(SPEC, Eagle3Config(depth=3, draft_vocabulary=None, feature_layers=layers), head)
+
+    module = resumable(tmp_path, partial(reading, (1, 2)), 1)[0]
+    checkpoint: dict = {}
+    module.on_save_checkpoint(checkpoint)
+    resumable(tmp_path, partial(reading, (1, 2)), 1)[0].on_load_checkpoint(checkpoint)
+    other = resumable(tmp_path, partial(reading, (1, 3)), 1)[0]
+    with pytest.raises(ValueError, match=r"feature_layers was \(1, 2\) and is \(1, 3\)\. Resume with the drafter"):
+        other.on_load_checkpoint(checkpoint)
+    del checkpoint["drafter"]["reads"]
+    other.on_load_checkpoint(checkpoint)  # an older one does not say
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_rates_follow_max_steps_over_several_epochs(tmp_path, make_drafter, samples, accumulation) -> None:
+    """7 optimizer steps, wherever the epochs end."""
+    trace = train(
+        tmp_path,
+        make_drafter,
+        loader(samples[:5] * 2, 1),
+        module_settings={"scheduler": partial(linear, warmup_steps=2)},
+        accumulate_grad_batches=accumulation,
+        max_epochs=-1,
+        max_steps=7,
+    )
+    used = [m["train/lr"] for m in trace.metrics]
+    assert used == pytest.approx([0.5 * min(c / 2, (7 - c) / 5) for c in range(7)])
 
 
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 10), (4, 3)])
