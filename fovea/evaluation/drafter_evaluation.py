@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fovea.decoding.growth import TreeConfig
+from fovea.decoding.proposer import Proposer
 from fovea.decoding.selection import GREEDY, Selection
 from fovea.drafters.base import Drafter
 from fovea.drafters.interfaces import proposer_for
@@ -21,16 +22,19 @@ from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import TrainingFree
 from fovea.evaluation.budget_report import write_budget_report
-from fovea.evaluation.evidence import collect_evidence, draw_evidence, spread
+from fovea.evaluation.evidence import draw_evidence, evidence_steps, spread
 from fovea.evaluation.results import EVIDENCE, SpeedResult
 from fovea.evaluation.speed import SpeedConfig, balanced, evaluate_and_save, user_turns
 from fovea.evaluation.style import save
+from fovea.evaluation.trajectory import Trajectory, collect_trajectory
+from fovea.evaluation.trajectory_files import question_of, save_trajectories
 from fovea.evaluation.visual_budget import BudgetConfig, measure_budgets, require_visual
+from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 from fovea.targets.images import open_image
 
-#: An evidence picture shows an answer of at least so many tokens, if there is one.
+#: A trajectory shows an answer of at least so many tokens, if there is one.
 _LONG_ANSWER = 16
 
 
@@ -112,8 +116,8 @@ class DrafterEvaluation:
                     settings=about | self.settings,
                     progress=progress,
                 )
-            if _first_rank() and self.evidence_steps and isinstance(proposer, NeuralProposer):
-                self._draw_evidence(target, proposer, prompts, result, folder / EVIDENCE)
+            if _first_rank():
+                self._keep_trajectories(target, proposer, prompts, result, folder)
             if _first_rank() and self.budget is not None and isinstance(proposer, NeuralProposer):
                 self._measure_budgets(target, proposer.drafter, prompts, result, self.budget, folder)
         return result
@@ -142,35 +146,50 @@ class DrafterEvaluation:
         measured.save(folder)
         write_budget_report(folder)
 
-    def _draw_evidence(
+    def _keep_trajectories(
         self,
         target: HFTarget,
-        proposer: NeuralProposer,
+        proposer: Proposer,
         prompts: Sequence[Conversation],
         result: SpeedResult,
-        path: Path,
+        folder: Path,
     ) -> None:
-        """The picture of one prompt, the same for every drafter; none where nothing is retrieved."""
-        prompt = illustrative_prompt(prompts, result)
-        if prompt is None:
+        """A few answers round by round, and the evidence picture of the first; none where nothing is retrieved."""
+        wanted = self.config.trajectories
+        if not wanted and not (self.evidence_steps and isinstance(proposer, NeuralProposer)):
             return
-        encoded = target.encode(prompt, [])
-        answer, steps = collect_evidence(
-            target, proposer, encoded, max_new_tokens=self.config.max_new_tokens, selection=self.selection
-        )
-        if not steps:
+        kept = []
+        for prompt in illustrative_prompts(prompts, result, max(1, wanted)):
+            encoded = target.encode(prompt, [])
+            limits = {"max_new_tokens": self.config.max_new_tokens, "selection": self.selection}
+            method, source = result.settings["method"], prompt.source
+            trajectory = collect_trajectory(target, proposer, encoded, method=method, source=source, **limits)
+            kept.append((prompt, encoded, trajectory))
+        if wanted:
+            save_trajectories(folder, kept, self._decode(target))
+        if self.evidence_steps and kept:
+            prompt, encoded, trajectory = kept[0]
+            self._draw_evidence(target, prompt, encoded, trajectory, folder / EVIDENCE)
+
+    def _draw_evidence(
+        self, target: HFTarget, prompt: Conversation, encoded: Encoded, trajectory: Trajectory, path: Path
+    ) -> None:
+        if not (steps := evidence_steps(trajectory)):
             return
-        tokenizer = target.tokenizer
         figure = draw_evidence(
             [open_image(source) for source in prompt.images],
             encoded.grids,
-            answer,
+            trajectory.trace.tokens,
             spread(steps, self.evidence_steps),
-            lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False),
+            self._decode(target),
             views=encoded.views,
-            question=_question(prompt),
+            question=question_of(prompt),
         )
         save(figure, path)
+
+    @staticmethod
+    def _decode(target: HFTarget) -> Callable[[Sequence[int]], str]:
+        return lambda ids: target.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     @contextmanager
     def _target_on(self, device: torch.device | str) -> Iterator[HFTarget]:
@@ -215,26 +234,20 @@ def drafting_settings(proposer: NeuralProposer) -> dict[str, Any]:
     }
 
 
-def illustrative_prompt(prompts: Sequence[Conversation], result: SpeedResult) -> Conversation | None:
-    """The first question about a picture whose evidence is worth looking at: a long answer, many visual tokens.
+def illustrative_prompts(prompts: Sequence[Conversation], result: SpeedResult, count: int) -> list[Conversation]:
+    """At most ``count`` first questions whose answers are worth looking at, of as many sources as there are.
 
-    The baseline's answers decide, so that every drafter is shown with the same prompt.
+    Those about pictures go first, among them long answers, among them those with many visual tokens. The baseline's
+    answers decide, so that every drafter is shown with the same prompts.
     """
     answered = {prompt.autoregressive.key: prompt.autoregressive for prompt in result.prompts}
-    best, best_rank = None, (-1, -1)
+    ranked = []
     for conversation in prompts:
         first = user_turns(conversation)[0]
-        trace = answered.get(first.key)
-        if first.images and trace is not None:
-            rank = (min(len(trace.tokens), _LONG_ANSWER), trace.visual_tokens)
-            if rank > best_rank:
-                best, best_rank = first, rank
-    return best
-
-
-def _question(prompt: Conversation) -> str:
-    content = prompt.messages[-1]["content"]
-    return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
+        if (trace := answered.get(first.key)) is not None:
+            ranked.append((bool(first.images), min(len(trace.tokens), _LONG_ANSWER), trace.visual_tokens, first))
+    ranked.sort(key=lambda entry: entry[:3], reverse=True)
+    return balanced([entry[3] for entry in ranked], count)
 
 
 def _first_rank() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,27 +13,16 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from torch import Tensor
 
-from fovea.decoding.proposer import FeatureReader, Proposer
-from fovea.decoding.selection import GREEDY, Selection
-from fovea.decoding.speculative import generate
-from fovea.decoding.tree import DraftTree
 from fovea.evaluation.style import INK, MUTED, house_style
-from fovea.targets.base import Encoded, Prefill, Target, View
-from fovea.visual.retrieval import Retrieved
+from fovea.evaluation.trajectory import Trajectory
+from fovea.targets.base import View
 
 #: One hue from transparent to opaque: the picture shows through where nothing was retrieved.
 _HEAT = LinearSegmentedColormap.from_list("evidence", [(0.84, 0.37, 0.0, 0.0), (0.84, 0.37, 0.0, 0.75)])
 
 #: Width of a panel and most height of all rows, in inches.
 _PANEL, _TALLEST = 2.0, 6.0
-
-
-class RetrievingProposer(Proposer, FeatureReader, Protocol):
-    """A proposer that remembers what the nodes of its last tree retrieved, pass by pass, the root's first."""
-
-    evidence: list[Retrieved]
 
 
 @dataclass(frozen=True)
@@ -54,49 +42,16 @@ class EvidenceStep:
     chosen: int
 
 
-def collect_evidence(
-    target: Target,
-    proposer: RetrievingProposer,
-    encoded: Encoded,
-    *,
-    max_new_tokens: int,
-    selection: Selection = GREEDY,
-) -> tuple[list[int], list[EvidenceStep]]:
-    """Answers ``encoded`` and returns the answer and a step per round; no steps where nothing is retrieved."""
-    watching = _Watching(proposer)
-    trace = generate(target, watching, encoded, max_new_tokens=max_new_tokens, selection=selection)
-    steps = [
-        EvidenceStep(position, weights, proposed, trace.tokens[position])
-        for position, weights, proposed in watching.seen
-    ]
-    return trace.tokens, steps
-
-
-class _Watching:
-    """Takes notes beside a proposer."""
-
-    def __init__(self, proposer: RetrievingProposer) -> None:
-        self.proposer = proposer
-        self.max_drafts = proposer.max_drafts
-        self.feature_layers = proposer.feature_layers
-        self.seen: list[tuple[int, np.ndarray, int]] = []
-        self._committed = 0
-
-    def start(self, prefill: Prefill) -> None:
-        self.proposer.start(prefill)
-
-    def commit(self, tokens: Tensor, states: Tensor) -> None:
-        self.proposer.commit(tokens, states)
-        self._committed += len(tokens)
-
-    def propose(self) -> DraftTree:
-        tree = self.proposer.propose()
-        if self.proposer.evidence:
-            children = np.flatnonzero(tree.parents == 0)
-            best = children[np.argmax(tree.log_probs[children])]
-            weights = self.proposer.evidence[0].alpha[0].float().cpu().numpy()
-            self.seen.append((self._committed, weights, int(tree.tokens[best])))
-        return tree
+def evidence_steps(trajectory: Trajectory) -> list[EvidenceStep]:
+    """A step per round whose root retrieved evidence."""
+    steps = []
+    for one in trajectory.rounds:
+        if 0 in one.evidence:
+            children = np.flatnonzero(one.tree.parents == 0)
+            best = children[np.argmax(one.tree.log_probs[children])]
+            chosen = trajectory.trace.tokens[one.position]
+            steps.append(EvidenceStep(one.position, one.evidence[0], int(one.tree.tokens[best]), chosen))
+    return steps
 
 
 def heat_maps(weights: np.ndarray, grids: Sequence[tuple[int, int]]) -> list[np.ndarray]:

@@ -22,6 +22,19 @@ _CURVES = re.compile(r"train/(?P<loss>loss\w*)|train/top1_(?P<agreement>step_\d+
 Curve = tuple[list[int], list[float]]
 
 
+def reported_evaluation(run: Path) -> Path:
+    """Folder of the final evaluation of ``run``, or of its last epoch.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
+    epochs = sorted((run / EVALUATIONS).glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
+    found = [folder for folder in (*epochs, run / EVALUATIONS / FINAL) if folder.is_dir()]
+    if not found:
+        raise FileNotFoundError(f"{run} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it")
+    return found[-1]
+
+
 @dataclass(frozen=True)
 class TrainingHistory:
     """What was logged along the way.

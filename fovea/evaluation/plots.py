@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFor
 
 from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation.history import TrainingHistory
+from fovea.evaluation.results import ALL
 from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, SKY, VERMILION, house_style
 
 #: Figures of one family, as :meth:`fovea.evaluation.results.SpeedResult.figures` gives them.
@@ -201,8 +202,8 @@ def _integer_edges(values: np.ndarray) -> list[float]:
 
 
 def _separate_pooled(axes: Axes, names: Sequence[str]) -> None:
-    """A line between the families and the last row, which pools them."""
-    if len(names) > 1:
+    """A line between the families and the last row, if it pools them."""
+    if len(names) > 1 and names[-1] == ALL:
         axes.axhline(len(names) - 1.5, color=MUTED, linewidth=0.8)
 
 

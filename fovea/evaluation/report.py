@@ -1,13 +1,14 @@
 """The report of a run: ``report.md`` for people, ``report.json`` for programs, and the figures as PNG.
 
 Everything is computed from what lies in the run's folder, so ``python -m fovea.evaluation.report <run folder>`` makes
-it again from the saved traces.
+it again from the saved traces. The same command writes one page over any number of evaluations, see
+:mod:`fovea.evaluation.page`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,24 +20,12 @@ from fovea.evaluation import budget_report, plots
 from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.budget_results import BUDGET
 from fovea.evaluation.compression import compression_figures, usage_table
-from fovea.evaluation.history import EVALUATIONS, FINAL, TrainingHistory
-from fovea.evaluation.metrics import DEFINITIONS
-from fovea.evaluation.results import ALL, EVIDENCE, SpeedResult
+from fovea.evaluation.history import TrainingHistory, reported_evaluation
+from fovea.evaluation.results import ALL, DEFINITIONS, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
 from fovea.evaluation.table import COLUMNS, console_table, interval_rows, markdown_table, rows
 
-REPORT, PLOTS = "report", "plots"
-
-#: What the figures mean that are not metrics of :mod:`fovea.evaluation.metrics`.
-_MORE_DEFINITIONS = {
-    "exact": "answers equal to the autoregressive ones, token for token",
-    "ties": "answers that leave them at a near-tie of the target's own half-precision logits, or of a draw",
-    "unexplained": "answers that differ for no such reason; one fails the evaluation",
-    "exact_matches": "exact / samples",
-    "ar_token_ms": "milliseconds per autoregressive token, without the prefill",
-    "intervals": "95 % percentile bootstrap: conversations are drawn with replacement, turns of one together; "
-    "none with a single conversation, or where a resample leaves the ratio undefined",
-}
+REPORT, PLOTS, PAGE = "report", "plots", "page.html"
 
 
 def write_report(run: Path) -> SpeedResult:
@@ -64,19 +53,6 @@ def write_report(run: Path) -> SpeedResult:
     budgets = budget_report.summary(folder, record["evaluation"]) if (folder / BUDGET).is_file() else []
     (run / f"{REPORT}.md").write_text(_markdown(record, budgets), encoding="utf-8")
     return result
-
-
-def reported_evaluation(run: Path) -> Path:
-    """Folder of the final evaluation of ``run``, or of its last epoch.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
-    epochs = sorted((run / EVALUATIONS).glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
-    found = [folder for folder in (*epochs, run / EVALUATIONS / FINAL) if folder.is_dir()]
-    if not found:
-        raise FileNotFoundError(f"{run} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it")
-    return found[-1]
 
 
 def print_table(result: SpeedResult, console: Console | None = None) -> None:
@@ -114,7 +90,7 @@ def _record(
         "evaluation": evaluation,
         "summary": result.summary(),
         "figures": result.figures(),
-        "definitions": DEFINITIONS | _MORE_DEFINITIONS,
+        "definitions": DEFINITIONS,
         "settings": result.settings,
         "differences": [str(p.comparison) for p in result.prompts if p.comparison.outcome != "exact"],
         "failed": result.failed,
@@ -253,15 +229,30 @@ def _flat(record: dict[str, Any], prefix: str = "") -> list[list[str]]:
 
 
 def main() -> None:
-    """Makes the report of a run again, from its folder."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise SystemExit("usage: python -m fovea.evaluation.report <run folder>")
-    run = Path(sys.argv[1])
+    """The page over all evaluations in some folders; of a single run its report too."""
+    from fovea.evaluation.page.build import write_page
+    from fovea.evaluation.page.entries import find_entries
+
+    parser = argparse.ArgumentParser(
+        prog="python -m fovea.evaluation.report",
+        description="Writes one HTML page over all evaluations in the given folders, complete in itself, and its table "
+        "of comparison as Markdown, LaTeX and CSV beside it. Of a single run it makes report.md again too.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a run, an evaluation or a sweep")
+    parser.add_argument(
+        "--out", type=Path, help=f"the page (default: {PAGE} in the folder, or here if there are several)"
+    )
+    args = parser.parse_args()
     try:
-        print_table(write_report(run))
+        entries, without = find_entries(args.folders)
+        if len(args.folders) == 1 and entries[0].job == args.folders[0]:
+            print_table(write_report(args.folders[0]))
+            print(f"report in {args.folders[0] / REPORT}.md")
+        out = args.out or (args.folders[0] if len(args.folders) == 1 else Path()) / PAGE
+        for path in write_page(entries, out, without):
+            print(path)
     except FileNotFoundError as error:
         raise SystemExit(str(error)) from None
-    print(f"report in {run / REPORT}.md")
 
 
 if __name__ == "__main__":

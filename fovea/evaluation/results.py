@@ -16,11 +16,23 @@ from typing import Any
 from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation.bootstrap import RESAMPLES, speed_intervals
 from fovea.evaluation.losslessness import Comparison
+from fovea.evaluation.metrics import DEFINITIONS as METRICS
 from fovea.evaluation.metrics import SpeedMetrics
 
 TRACES, EVALUATION, EVIDENCE = "traces.jsonl", "evaluation.json", "evidence.png"
 #: Name of the row that pools all families.
 ALL = "all"
+
+#: What each figure means; printed beside it.
+DEFINITIONS = METRICS | {
+    "exact": "answers equal to the autoregressive ones, token for token",
+    "ties": "answers that leave them at a near-tie of the target's own half-precision logits, or of a draw",
+    "unexplained": "answers that differ for no such reason; one fails the evaluation",
+    "exact_matches": "exact / samples",
+    "ar_token_ms": "milliseconds per autoregressive token, without the prefill",
+    "intervals": "95 % percentile bootstrap: conversations are drawn with replacement, turns of one together; "
+    "none with a single conversation, or where a resample leaves the ratio undefined",
+}
 
 
 class LosslessnessError(RuntimeError):

@@ -48,6 +48,7 @@ class SpeedConfig:
         warmup_tokens: cap of a warm-up answer.
         transformers_prompts: conversations per rank that transformers' ``generate`` answers too.
         resamples: of the bootstrap behind the confidence intervals; 0 makes none.
+        trajectories: prompts whose answers are decoded once more, behind the measurement, and kept round by round.
     """
 
     max_new_tokens: int = 200
@@ -57,13 +58,14 @@ class SpeedConfig:
     warmup_tokens: int = 32
     transformers_prompts: int = 8
     resamples: int = RESAMPLES
+    trajectories: int = 3
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "prompts_per_epoch", "prompts", "warmup_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        for name in ("warmup_prompts", "transformers_prompts", "resamples"):
+        for name in ("warmup_prompts", "transformers_prompts", "resamples", "trajectories"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 

@@ -6,6 +6,7 @@ import csv
 import random
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -20,9 +21,10 @@ from callbacks.speed_evaluation import SpeedEvaluation
 from callbacks.speed_logging import log_to_wandb, scalars
 from fovea.decoding.growth import TreeConfig
 from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
-from fovea.evaluation.drafter_evaluation import DrafterEvaluation, decoding_copy, illustrative_prompt
+from fovea.evaluation.drafter_evaluation import DrafterEvaluation, decoding_copy, illustrative_prompts
 from fovea.evaluation.results import ALL, SpeedResult
 from fovea.evaluation.speed import SpeedConfig
+from fovea.evaluation.trajectory_files import load_trajectories
 from fovea.visual.retrieval import RetrievalConfig
 
 CONFIG = SpeedConfig(max_new_tokens=6, prompts_per_epoch=4, warmup_prompts=1, warmup_tokens=2, transformers_prompts=0)
@@ -191,14 +193,36 @@ def test_the_copy_that_decodes_is_the_drafter_in_the_targets_format(small_target
         torch.testing.assert_close(ours, weight.float(), msg=name)
 
 
-def test_illustrative_prompt_has_a_picture_and_does_not_depend_on_the_drafter(trained, small_conversations):
-    chosen = illustrative_prompt(small_conversations, trained[2].result)
-    again = illustrative_prompt(small_conversations, SpeedResult.load(trained[3] / "evaluation" / "epoch_01"))
-    assert chosen is not None
+def test_illustrative_prompts_show_pictures_first_and_do_not_depend_on_the_drafter(trained, small_conversations):
+    result, count = trained[2].result, trained[2].result.figures()[ALL]["samples"]
+    chosen = illustrative_prompts(small_conversations, result, 3)
+    again = illustrative_prompts(small_conversations, SpeedResult.load(trained[3] / "evaluation" / "epoch_01"), 3)
     assert chosen == again
-    assert chosen.images
+    assert len(chosen) == 3
+    assert chosen[0].images
+    everything = illustrative_prompts(small_conversations, result, 100)
+    assert 3 < len(everything) <= count
+    first = {source: next(c for c in everything if c.source == source) for source in {c.source for c in everything}}
+    assert all(chosen[place] in first.values() for place in range(min(3, len(first))))
     only_text = [c for c in small_conversations if not c.images]
-    assert illustrative_prompt(only_text, trained[2].result) is None
+    assert all(not c.images for c in illustrative_prompts(only_text, result, 1))
+
+
+def test_trajectories_are_kept_beside_the_traces_unless_nobody_wants_them(trained, small_target, small_conversations):
+    folder = trained[3] / "evaluation" / "epoch_02"
+    records = load_trajectories(folder)
+    answers = {prompt.speculative.key: prompt.speculative for prompt in trained[2].result.prompts}
+    assert len(records) == 3
+    for record in records:
+        assert record["tokens"] == answers[record["key"]].tokens
+        assert [r["committed"] for r in record["rounds"]] == [r.committed for r in answers[record["key"]].rounds]
+        assert all((folder / name).is_file() for name in record["pictures"])
+    none = replace(CONFIG, trajectories=0)
+    evaluation = DrafterEvaluation(Loads(small_target), small_conversations[:1], TREE, none, progress=False)
+    evaluation.run(trained[0].drafter, trained[3] / "bare", device="cpu")
+    assert {path.name for path in (trained[3] / "bare").iterdir()} == {
+        "traces.jsonl", "evaluation.json", "evidence.png",
+    }  # fmt: skip
 
 
 def test_wandb_gets_histograms_a_table_and_pictures(trained):

@@ -10,8 +10,9 @@ from PIL import Image, ImageChops
 from fovea.decoding.growth import TreeConfig
 from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
 from fovea.drafters.proposer import NeuralProposer
-from fovea.evaluation.evidence import EvidenceStep, collect_evidence, draw_evidence, heat_maps, spread
+from fovea.evaluation.evidence import EvidenceStep, draw_evidence, evidence_steps, heat_maps, spread
 from fovea.evaluation.style import save
+from fovea.evaluation.trajectory import collect_trajectory
 from fovea.targets.base import View
 from fovea.visual.retrieval import RetrievalConfig
 
@@ -89,7 +90,8 @@ def test_collected_weights_are_those_of_the_roots(small_target, small_conversati
     conversation = next(c for c in small_conversations if c.key == "two")
     encoded = small_target.encode(conversation, [])
     proposer = NeuralProposer(seeded_drafter(small_target, k_min=2, k_max=5), TreeConfig(width=2, depth=2, nodes=6))
-    answer, steps = collect_evidence(small_target, proposer, encoded, max_new_tokens=MAX_NEW_TOKENS)
+    trajectory = collect_trajectory(small_target, proposer, encoded, max_new_tokens=MAX_NEW_TOKENS)
+    answer, steps = trajectory.trace.tokens, evidence_steps(trajectory)
     entries = sum(rows * columns for rows, columns in encoded.grids)
     assert steps[0].position == 1
     assert [s.position for s in steps] == sorted({s.position for s in steps})
@@ -112,10 +114,8 @@ def test_collected_weights_are_those_of_the_roots(small_target, small_conversati
 def test_no_evidence_without_a_picture(small_target, small_conversations):
     conversation = next(c for c in small_conversations if c.key == "text")
     proposer = NeuralProposer(seeded_drafter(small_target), TreeConfig(width=2, depth=2, nodes=6))
-    _, steps = collect_evidence(
-        small_target, proposer, small_target.encode(conversation, []), max_new_tokens=MAX_NEW_TOKENS
-    )
-    assert steps == []
+    encoded = small_target.encode(conversation, [])
+    assert evidence_steps(collect_trajectory(small_target, proposer, encoded, max_new_tokens=MAX_NEW_TOKENS)) == []
 
 
 def test_two_images_get_a_row_each(tmp_path):

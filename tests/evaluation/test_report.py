@@ -204,11 +204,15 @@ def test_command_makes_the_report_again(run):
     assert "captions" in done.stdout
 
 
-@pytest.mark.parametrize(("arguments", "message"), [(["{run}/plots"], "holds no speed evaluation"), ([], "usage:")])
-def test_command_says_what_it_needs(run, monkeypatch, arguments, message):
-    monkeypatch.setattr(sys, "argv", ["report", *(argument.format(run=run) for argument in arguments)])
-    with pytest.raises(SystemExit, match=message):
+def test_command_says_what_it_needs(run, monkeypatch, capsys):
+    for folder in ("plots", "metrics"):
+        monkeypatch.setattr(sys, "argv", ["report", str(run / folder)])
+        with pytest.raises(SystemExit, match="holds no speed evaluation"):
+            main()
+    monkeypatch.setattr(sys, "argv", ["report"])
+    with pytest.raises(SystemExit):
         main()
+    assert "usage: python -m fovea.evaluation.report" in capsys.readouterr().err
 
 
 def test_history_reads_logged_losses_and_evaluations(run):

@@ -1,0 +1,169 @@
+"""Puts the page together: one HTML file that needs no network, and the comparison as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from fovea.evaluation import budget_plots, plots
+from fovea.evaluation.diagnostics import DEFINITIONS as BUDGET_DEFINITIONS
+from fovea.evaluation.page import charts, comparison
+from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.published import HERE, published_tables
+from fovea.evaluation.page.svg import inline_svg
+from fovea.evaluation.page.trajectories import viewer_data
+from fovea.evaluation.results import ALL, DEFINITIONS
+
+#: Suffix of a file beside the page -> what it is called there, and what writes it.
+EXPORTS = {
+    ".md": ("Markdown", comparison.markdown),
+    ".tex": ("LaTeX", comparison.latex),
+    ".csv": ("CSV", comparison.comma_separated),
+}
+
+
+def write_page(entries: Sequence[Entry], path: Path, without: Mapping[str, str] | None = None) -> list[Path]:
+    """Writes the page at ``path`` and the comparison in three formats beside it, under the same name.
+
+    Args:
+        entries: the evaluations, at least one.
+        path: of the HTML file.
+        without: jobs that have no evaluation -> how they ended.
+
+    Returns:
+        What was written, the page first.
+    """
+    entries = sorted(entries, key=lambda entry: -(entry.pooled["tau"] or 0.0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exports = {suffix: write(entries) for suffix, (_, write) in EXPORTS.items()}
+    path.write_text(_page(entries, exports, without or {}), encoding="utf-8")
+    written = [path]
+    for suffix, text in exports.items():
+        written.append(path.with_suffix(suffix))
+        written[-1].write_text(text, encoding="utf-8")
+    return written
+
+
+def _page(entries: Sequence[Entry], exports: Mapping[str, str], without: Mapping[str, str]) -> str:
+    here = files("fovea.evaluation.page")
+    css, script, template = (
+        (here / name).read_text(encoding="utf-8") for name in ("page.css", "viewer.js", "page.html.jinja")
+    )
+    measures = comparison.measures_of(entries)
+    drawn = [
+        {"name": name, "caption": caption, "svg": Markup(inline_svg(figure, name, caption))}
+        for name, caption, figure in _plots(entries)
+    ]
+    return (
+        Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        .from_string(template)
+        .render(
+            title=_title(entries),
+            lead=_lead(entries),
+            css=Markup(css),
+            script=Markup(script),
+            measures=measures,
+            rows=[_row(entry, measures) for entry in entries],
+            intervals=DEFINITIONS["intervals"],
+            unmeasured=without,
+            conditions=comparison.conditions(entries),
+            trajectories=Markup(viewer_data(entries)),
+            plots=drawn,
+            here=HERE,
+            published=published_tables(entries),
+            exports=[(EXPORTS[suffix][0], text) for suffix, text in exports.items()],
+            definitions=DEFINITIONS | BUDGET_DEFINITIONS if _with_budgets(entries) else DEFINITIONS,
+            footer="Made by python -m fovea.evaluation.report from saved traces; every figure can be made again.",
+        )
+        + "\n"
+    )
+
+
+def _title(entries: Sequence[Entry]) -> str:
+    methods = list(dict.fromkeys(entry.method for entry in entries))
+    if len(entries) == 1:
+        return f"{methods[0]}: speculative decoding, measured"
+    return f"{len(entries)} evaluations of {methods[0] if len(methods) == 1 else f'{len(methods)} methods'}"
+
+
+def _lead(entries: Sequence[Entry]) -> str:
+    """The best of the evaluations in a sentence, and whether all were lossless."""
+    answers = sum(entry.pooled["samples"] for entry in entries)
+    exact = sum(entry.pooled["exact"] for entry in entries)
+    ties = sum(entry.pooled["ties"] for entry in entries)
+    equal = f"{exact:,} of {answers:,} answers equal the target's own, token for token"
+    if ties:
+        equal += f", and {ties:,} leave them at a near-tie of its logits"
+    known = [entry for entry in entries if entry.pooled["tau"] is not None]
+    if not known:
+        return f"{equal}. No answer was long enough for a draft-verify round."
+    longest, fastest = known[0], max(known, key=lambda entry: entry.pooled["speedup"])
+    most = f"{longest.label} commits {longest.pooled['tau']:.2f} tokens per round"
+    if longest is fastest:
+        return f"{most} and is {fastest.pooled['speedup']:.2f} times as fast as the target alone. {equal}."
+    return (
+        f"Most tokens per round: {longest.label}, {longest.pooled['tau']:.2f}. Fastest: {fastest.label}, "
+        f"{fastest.pooled['speedup']:.2f} times as fast as the target alone. {equal}."
+    )
+
+
+def _row(entry: Entry, measures: Sequence[comparison.Measure]) -> dict[str, Any]:
+    cells = []
+    for measure in measures:
+        value = measure.value(entry)
+        shown = "" if value is None else value
+        cells.append({"value": shown, "text": measure.text(entry), "interval": measure.interval_text(entry)})
+    return {"label": entry.label, "cells": cells}
+
+
+def _plots(entries: Sequence[Entry]) -> Iterator[tuple[str, str, Figure]]:
+    """Name, caption and figure of every plot that there is data for."""
+    known = [entry for entry in entries if entry.pooled["rounds"]]
+    if known:
+        caption = (
+            "End-to-end speedup over tokens per round, with 95 % intervals. A proposer that costs more lies lower."
+        )
+        yield "speed-against-tau", caption, charts.speed_against_tau(known)
+        caption = "How deep the target follows the drafts."
+        yield "acceptance-by-depth", caption, charts.acceptance_by_depth(known)
+        columns, rows = comparison.families(known, "tau")
+        if len(columns) > 2:
+            caption = "Tokens per round by question family; the last column pools them."
+            yield "tau-by-family", caption, charts.heat_table("tau by question family", columns, rows, "{:.2f}")
+        caption = "Where the time of a draft-verify round goes; the mark is one autoregressive token."
+        yield "round-time", caption, plots.round_time({entry.label: entry.pooled for entry in known})
+    trained = [entry for entry in entries if entry.history.evaluations]
+    if trained:
+        yield "training", "Measured after each epoch of training.", charts.training_curves(trained)
+    retrieving = [entry for entry in entries if charts.has_cardinalities(entry)]
+    if retrieving:
+        caption = "How much visual evidence a draft node retrieves, and how that changes along an answer."
+        if len(retrieving) > charts.MOST_CARDINALITIES:
+            caption += f" The first {charts.MOST_CARDINALITIES} of {len(retrieving)} evaluations."
+        yield "cardinalities", f"{caption} Dotted: the rule's limits.", charts.cardinalities(retrieving)
+    for number, entry in enumerate(_with_budgets(entries), start=1):
+        yield from _budget_plots(entry, number)
+
+
+def _budget_plots(entry: Entry, number: int) -> Iterator[tuple[str, str, Figure]]:
+    assert entry.budgets is not None
+    figures, settings = entry.budgets.figures(), entry.budgets.settings
+    pooled = figures[ALL]
+    if pooled["budget"]["states"]:
+        caption = f"{entry.label}: which visual budget a state prefers, and whether the low budget is enough."
+        yield f"budget-preferred-{number}", caption, budget_plots.preferred_budgets(figures, settings)
+        caption = f"{entry.label}: demand for visual tokens along the answer."
+        yield f"budget-position-{number}", caption, budget_plots.demand_by_position(pooled["budget"])
+    if any(pooled[focus]["movements"] for focus in ("attended", "retrieved")):
+        caption = f"{entry.label}: how much the focus moves from step to step."
+        yield f"budget-focus-{number}", caption, budget_plots.focus_by_position(pooled, settings)
+
+
+def _with_budgets(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.budgets is not None]

@@ -1,0 +1,187 @@
+"""All evaluations in one table, for the page and as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.results import ALL, DEFINITIONS
+from fovea.evaluation.table import markdown_table
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the comparison.
+
+    Attributes:
+        name, form: its heading, and how a value is written.
+        value: of an entry; None where it is unknown or undefined.
+        meaning: its definition.
+        interval: name of the figure whose confidence interval stands below it, if there is one.
+    """
+
+    name: str
+    form: str
+    value: Callable[[Entry], Any]
+    meaning: str
+    interval: str | None = None
+
+    def text(self, entry: Entry) -> str:
+        """The value as written; a dash where there is none."""
+        value = self.value(entry)
+        return "-" if value is None else self.form.format(value)
+
+    def bounds(self, entry: Entry) -> list[float] | None:
+        """Lower and upper bound of the confidence interval, if there is one."""
+        return entry.pooled["intervals"].get(self.interval) if self.interval else None
+
+    def interval_text(self, entry: Entry) -> str:
+        """The interval as written; empty where there is none."""
+        return "\N{EN DASH}".join(self.form.format(bound) for bound in self.bounds(entry) or [])
+
+
+def _figure(name: str) -> Callable[[Entry], Any]:
+    return lambda entry: entry.pooled[name]
+
+
+def _parameters(entry: Entry) -> float | None:
+    count = entry.result.settings.get("drafter_parameters")
+    return count / 1e6 if count else None
+
+
+def _draft_share(entry: Entry) -> float | None:
+    parts = entry.pooled["round_ms"]
+    return parts["draft"] / sum(parts.values()) if entry.pooled["rounds"] else None
+
+
+#: Every column; those without any value are left out of a table.
+MEASURES = (
+    Measure("parameters", "{:,.2f}M", _parameters, "trainable weights of the drafter, in millions; a dash: none"),
+    Measure("training", "{:,.0f} s", lambda e: e.training_s, "seconds that training took, where it was noted"),
+    Measure("answers", "{:d}", _figure("samples"), DEFINITIONS["samples"]),
+    Measure("tau", "{:.2f}", _figure("tau"), DEFINITIONS["tau"], "tau"),
+    Measure(
+        "accepted drafts",
+        "{:.2f}",
+        _figure("accepted_drafts_per_round"),
+        DEFINITIONS["accepted_drafts_per_round"],
+        "accepted_drafts_per_round",
+    ),
+    Measure("speedup", "{:.2f}x", _figure("speedup"), DEFINITIONS["speedup"], "speedup"),
+    Measure("decode speedup", "{:.2f}x", _figure("decode_speedup"), DEFINITIONS["decode_speedup"], "decode_speedup"),
+    Measure(
+        "vs. HF generate",
+        "{:.2f}x",
+        _figure("speedup_over_transformers"),
+        DEFINITIONS["speedup_over_transformers"],
+    ),
+    Measure("draft share", "{:.0%}", _draft_share, "share of a round's time that the proposer takes"),
+    Measure("drafts per round", "{:.1f}", _figure("drafts_per_round"), DEFINITIONS["drafts_per_round"]),
+    Measure("memory", "{:.2f}x", _figure("peak_memory_ratio"), DEFINITIONS["peak_memory_ratio"]),
+    Measure(
+        "exact matches",
+        "{:.1%}",
+        _figure("exact_matches"),
+        "answers equal to the autoregressive ones, token for token, of all answers",
+    ),
+)
+
+INTERVALS = "Small figures: " + DEFINITIONS["intervals"] + "."
+
+
+def measures_of(entries: Sequence[Entry]) -> list[Measure]:
+    """The columns that have a value for one of ``entries``."""
+    return [measure for measure in MEASURES if any(measure.value(entry) is not None for entry in entries)]
+
+
+def conditions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """What the entries were measured on: name and value, or the values if they differ."""
+    out = []
+    for name in ("target", "benchmark", "device", "dtype", "cpu_threads", "max_new_tokens", "batch_size"):
+        values = dict.fromkeys(str(e.result.settings[name]) for e in entries if name in e.result.settings)
+        if values:
+            out.append((name.replace("_", " "), ", ".join(values)))
+    commits = dict.fromkeys(e.provenance["commit"][:10] for e in entries if e.provenance.get("commit"))
+    if commits:
+        out.append(("commit", ", ".join(commits)))
+    return out
+
+
+def text_rows(entries: Sequence[Entry]) -> list[list[str]]:
+    """Heading and a row per entry; a confidence interval follows its value in brackets."""
+    measures = measures_of(entries)
+    rows = [["method", *(measure.name for measure in measures)]]
+    for entry in entries:
+        cells = []
+        for measure in measures:
+            interval = measure.interval_text(entry)
+            cells.append(f"{measure.text(entry)} [{interval}]" if interval else measure.text(entry))
+        rows.append([entry.label, *cells])
+    return rows
+
+
+def markdown(entries: Sequence[Entry]) -> str:
+    """The comparison and its definitions in Markdown."""
+    measures = measures_of(entries)
+    words = [f"- **{measure.name}**: {measure.meaning}." for measure in measures]
+    measured = [f"- {name}: {value}" for name, value in conditions(entries)]
+    brackets = f"In brackets: {DEFINITIONS['intervals']}."
+    parts = [markdown_table(text_rows(entries)), "\n".join(words), brackets, "Measured on:", "\n".join(measured)]
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(entries: Sequence[Entry]) -> str:
+    """The comparison as a ``tabular`` for ``booktabs``; intervals stand in a smaller size behind their values."""
+    measures = measures_of(entries)
+    lines = [
+        "% Needs \\usepackage{booktabs}.",
+        *(f"% {measure.name}: {measure.meaning}" for measure in measures),
+        f"\\begin{{tabular}}{{l{'r' * len(measures)}}}",
+        "\\toprule",
+        " & ".join(_escaped(name) for name in ["method", *(measure.name for measure in measures)]) + " \\\\",
+        "\\midrule",
+    ]
+    for entry in entries:
+        cells = [_escaped(entry.label)]
+        for measure in measures:
+            interval = measure.interval_text(entry)
+            value = _escaped(measure.text(entry))
+            cells.append(f"{value} {{\\scriptsize[{_escaped(interval)}]}}" if interval else value)
+        lines.append(" & ".join(cells) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+def comma_separated(entries: Sequence[Entry]) -> str:
+    """The comparison with full precision; an interval takes two columns. Unknown values are empty."""
+    measures = measures_of(entries)
+    heading = ["method", "folder", "target", "device", "commit"]
+    for measure in measures:
+        heading += [measure.name, *([f"{measure.name} low", f"{measure.name} high"] if measure.interval else [])]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(heading)
+    for entry in entries:
+        settings = entry.result.settings
+        row = [entry.label, str(entry.folder), settings.get("target"), settings.get("device")]
+        row.append(entry.provenance.get("commit"))
+        for measure in measures:
+            row += [measure.value(entry), *((measure.bounds(entry) or ["", ""]) if measure.interval else [])]
+        writer.writerow(row)
+    return stream.getvalue()
+
+
+def families(entries: Sequence[Entry], figure: str) -> tuple[list[str], list[tuple[str, list[float | None]]]]:
+    """Question families, and of every entry its value of ``figure`` in each; all pooled, last."""
+    names = sorted({name for entry in entries for name in entry.figures if name != ALL})
+    columns = [*names, ALL]
+    return columns, [(e.label, [e.figures.get(name, {}).get(figure) for name in columns]) for e in entries]
+
+
+def _escaped(text: str) -> str:
+    """Text with what LaTeX would take for commands made harmless."""
+    special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+    return "".join(special.get(c) or (f"\\{c}" if c in "&%$#_{}" else c) for c in text)

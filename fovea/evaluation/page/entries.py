@@ -1,0 +1,187 @@
+"""The evaluations in some folders: of runs, of evaluations, of sweeps, and of benchmarks/methods.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fovea.evaluation.budget_results import BUDGET, BudgetResult
+from fovea.evaluation.history import EVALUATIONS, TrainingHistory, reported_evaluation
+from fovea.evaluation.results import ALL, TRACES, SpeedResult
+
+#: What an entry point leaves in the folder of a job: what was typed, and how it ended.
+_OUTCOME = "outcome.json"
+#: Folders of a job that hold no other job.
+_NO_JOBS = frozenset(("checkpoints", "drafter", "drafter_best", "metrics", "plots", "wandb"))
+#: Settings of a job that say where things lie, how it is called or how much was measured, and not what.
+_ASIDE = re.compile(
+    r"(ckpt|checkpoints|name|method|resume|init_from|plugins|tags)$|(hydra|paths|experiment|logger|speed|diagnostics|trainer)\b"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One evaluation.
+
+    Attributes:
+        label: what the page calls it; no two entries have the same.
+        job: folder of the run or evaluation that it belongs to.
+        folder: the evaluation's own.
+        result: its traces and settings.
+        fields: what was typed for the job, by name.
+        config: the job's settings, as nested plain types; empty if they were not kept.
+        provenance: commit, versions and command line; empty if they were not kept.
+        training_s: seconds that the drafter was trained, where that was noted.
+    """
+
+    label: str
+    job: Path
+    folder: Path
+    result: SpeedResult
+    fields: Mapping[str, str]
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    training_s: float | None = None
+
+    @cached_property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """The figures of every question family, and of all, last."""
+        return self.result.figures()
+
+    @property
+    def pooled(self) -> dict[str, Any]:
+        """The figures over all families."""
+        return self.figures[ALL]
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.result.settings.get("method", "speculative")
+
+    @cached_property
+    def history(self) -> TrainingHistory:
+        """What was logged while its drafter was trained, if this is the evaluation of a training run."""
+        return TrainingHistory.read(self.job)
+
+    @cached_property
+    def budgets(self) -> BudgetResult | None:
+        """Its visual budgets, if they were measured."""
+        return BudgetResult.load(self.folder) if (self.folder / BUDGET).is_file() else None
+
+
+def find_entries(folders: Sequence[Path]) -> tuple[list[Entry], dict[str, str]]:
+    """The evaluations in ``folders`` at any depth, labelled; and jobs without one -> how they ended.
+
+    Raises:
+        FileNotFoundError: a folder is not there, or holds none.
+    """
+    entries: dict[Path, Entry] = {}
+    without: dict[str, str] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"{folder} is no folder, so it holds no speed evaluation; give folders of runs or sweeps"
+            )
+        found = 0
+        for job, evaluation in _evaluations(folder):
+            found += 1
+            if evaluation is not None:
+                entries.setdefault(evaluation.resolve(), _read(job, evaluation))
+            elif (ended := _failure(job)) is not None:
+                without[str(job.relative_to(folder)) if job != folder else job.name] = ended
+        if not found or not entries:
+            raise FileNotFoundError(
+                f"{folder} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it, or of a sweep"
+            )
+    return _labelled(list(entries.values())), without
+
+
+def _evaluations(folder: Path) -> Iterator[tuple[Path, Path | None]]:
+    """Jobs at or below ``folder``, and the evaluation that each reports; None if it has none."""
+    if (folder / TRACES).is_file():
+        yield folder.parent.parent if folder.parent.name == EVALUATIONS else folder, folder
+        return
+    try:
+        reported = reported_evaluation(folder)
+    except FileNotFoundError:
+        reported = None
+    if reported is not None and (reported / TRACES).is_file():
+        yield folder, reported
+        return
+    if (folder / _OUTCOME).is_file():
+        yield folder, None
+        return
+    children = [path for path in folder.iterdir() if path.is_dir() and path.name not in _NO_JOBS]
+    for child in sorted(children, key=lambda path: (len(path.name) if path.name.isdigit() else 0, path.name)):
+        if not child.name.startswith("."):
+            yield from _evaluations(child)
+
+
+def _read(job: Path, evaluation: Path) -> Entry:
+    result = SpeedResult.load(evaluation)
+    config = _settings(job)
+    # A sweep over methods takes its checkpoints from a folder of runs.
+    trained = [job]
+    if config.get("checkpoints"):
+        trained.append(Path(config["checkpoints"]) / result.settings.get("method", ""))
+    seconds = [_json(folder / "training.json").get("seconds") for folder in trained]
+    overrides = _json(job / _OUTCOME).get("overrides", [])
+    fields = dict(override.split("=", 1) for override in overrides if "=" in override)
+    provenance = _json(job / "provenance.json")
+    return Entry("", job, evaluation, result, fields, config, provenance, next(filter(None, seconds), None))
+
+
+def _settings(job: Path) -> dict[str, Any]:
+    path = job / "config.yaml"
+    if not path.is_file():
+        return {}
+    plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _failure(job: Path) -> str | None:
+    """How a job without an evaluation ended; None where it was not meant to have one."""
+    outcome = _json(job / _OUTCOME)
+    if outcome.get("status") == "completed":
+        return None
+    return ": ".join(filter(None, (outcome.get("status", "interrupted"), outcome.get("error"))))
+
+
+def _labelled(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries by name of method; where it is not enough, with the settings in which they differ, then the place."""
+    labels = [entry.method for entry in entries]
+    for more in (_typed, _job_name, _evaluation_name):
+        crowds = [[e for e, other in zip(entries, labels, strict=True) if other == label] for label in labels]
+        labels = [
+            ", ".join(filter(None, (label, more(entry, crowd)))) if len(crowd) > 1 else label
+            for entry, label, crowd in zip(entries, labels, crowds, strict=True)
+        ]
+    return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
+
+
+def _typed(entry: Entry, crowd: Sequence[Entry]) -> str:
+    names = [name for name in dict.fromkeys(name for one in crowd for name in one.fields) if not _ASIDE.match(name)]
+    differing = [name for name in names if len({one.fields.get(name) for one in crowd}) > 1]
+    return " ".join(f"{name.rsplit('.', 1)[-1]}={entry.fields[name]}" for name in differing if name in entry.fields)
+
+
+def _job_name(entry: Entry, crowd: Sequence[Entry]) -> str:
+    names = [one.job.resolve().name for one in crowd]
+    own = entry.job.resolve()
+    distinct = len(set(names)) == len(names) and own.name != entry.method
+    return own.name if distinct else f"{own.parent.name}/{own.name}"
+
+
+def _evaluation_name(entry: Entry, crowd: Sequence[Entry]) -> str:
+    return entry.folder.resolve().name if len({one.folder.name for one in crowd}) > 1 else str(entry.folder)

@@ -1,0 +1,207 @@
+"""The page and the tables beside it, read back with an HTML parser: every figure is there, and nothing from outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from fovea.evaluation.page import charts, comparison
+from fovea.evaluation.page.build import write_page
+from fovea.evaluation.page.entries import find_entries
+from fovea.evaluation.page.svg import inline_svg
+from fovea.evaluation.report import main
+from fovea.evaluation.results import DEFINITIONS
+from tests.evaluation.page.made_up import answer, answers, job, keep_trajectories
+
+#: Elements that have no end tag.
+VOID = {"meta", "link", "input", "br", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes and the text in them; complains about what is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.open: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "script":
+            self.scripts.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" in self.open[-1:]:
+            self.scripts[-1] += data
+        elif {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data if "small" not in self.open else f" [{data}]"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    run = job(tmp_path / "run", better=1)
+    for epoch in (1, 2):
+        job(run, evaluation=f"epoch_0{epoch}")
+    keep_trajectories(run / "evaluation" / "final")
+    job(tmp_path / "pld", "a_b%<i>", drafter_parameters=0)
+    return tmp_path
+
+
+@pytest.fixture
+def page(folder) -> Page:
+    entries, without = find_entries([folder])
+    write_page(entries, folder / "out" / "page.html", {**without, "broken": "failed: <why>"})
+    return Page((folder / "out" / "page.html").read_text(encoding="utf-8"))
+
+
+def test_the_comparison_shows_every_figure_with_its_definition(page, folder):
+    entries, _ = find_entries([folder])
+    best = next(entry for entry in entries if entry.method == "fovea")
+    heading, *rows = page.tables[0]
+    assert heading == ["method", *(measure.name for measure in comparison.measures_of(entries))]
+    assert "training" not in heading, "nobody noted it"
+    assert [row[0].strip() for row in rows] == ["fovea", "a_b%<i>"], "the longest accept length first"
+    own = dict(zip(heading, (cell.strip() for cell in rows[0]), strict=True))
+    low, high = best.pooled["intervals"]["tau"]
+    assert own["tau"] == f"{best.pooled['tau']:.2f} [{low:.2f}\N{EN DASH}{high:.2f}]"
+    assert own["draft share"] == "30%"
+    assert own["exact matches"] == "100.0%"
+    assert own["parameters"] == "1.50M"
+    assert dict(zip(heading, rows[1], strict=True))["parameters"] == "-"
+    titles = [attributes.get("title") for tag, attributes in page.elements if tag == "th"]
+    assert DEFINITIONS["tau"] in titles
+
+
+def test_nothing_comes_from_outside_and_ids_are_distinct(page, folder):
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "xlink:href", "srcset", "action"):
+            value = attributes.get(name) or ""
+            assert not value or value.startswith(("#", "data:")), (tag, name, value)
+    text = (folder / "out" / "page.html").read_text(encoding="utf-8")
+    assert not re.search(r"@import|url\((?!#)", text)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = re.findall(r"url\(#([^)]+)\)", text) + [
+        (a.get("xlink:href") or "#")[1:] for t, a in page.elements if t == "use"
+    ]
+    assert set(used) <= set(ids)
+    assert "failed: &lt;why&gt;" in text
+    assert "<i>" not in text.replace("&lt;i&gt;", "")
+
+
+def test_all_the_plots_with_data_are_there(page):
+    plots = [attributes["id"] for tag, attributes in page.elements if tag == "figure" and "id" in attributes]
+    names = "speed-against-tau", "acceptance-by-depth", "tau-by-family", "round-time", "training", "cardinalities"
+    assert plots == [f"plot-{name}" for name in names]
+
+
+def test_the_viewer_gets_what_was_kept(page, folder):
+    kept = [json.loads(line) for line in (folder / "run/evaluation/final/trajectories.jsonl").read_text().splitlines()]
+    data = json.loads(page.scripts[0])
+    assert [entry["label"] for entry in data["entries"]] == ["fovea"]
+    shown = data["entries"][0]["trajectories"]
+    assert [one["question"] for one in shown] == [one["question"] for one in kept]
+    assert shown[0]["rounds"][0]["evidence"] == kept[0]["rounds"][0]["evidence"]
+    assert shown[0]["pictures"] == [0]
+    assert data["pictures"][0]["data"].startswith("data:image/png;base64,")
+    assert (data["pictures"][0]["width"], data["pictures"][0]["height"]) == (60, 40)
+
+
+def test_without_kept_answers_there_is_no_viewer(tmp_path):
+    entries, _ = find_entries([job(tmp_path / "run")])
+    (page, *_) = write_page(entries, tmp_path / "page.html")
+    parsed = Page(page.read_text(encoding="utf-8"))
+    assert "viewer" not in [attributes.get("id") for _, attributes in parsed.elements]
+    assert len(parsed.scripts) == 1
+
+
+def test_tables_beside_the_page_hold_the_same(page, folder):
+    entries, _ = find_entries([folder])
+    best = next(entry for entry in entries if entry.method == "fovea")
+    rows = list(csv.DictReader(io.StringIO((folder / "out" / "page.csv").read_text())))
+    assert float(rows[0]["tau"]) == best.pooled["tau"]
+    assert [float(rows[0][f"tau {end}"]) for end in ("low", "high")] == best.pooled["intervals"]["tau"]
+    assert rows[0]["commit"] == "0123456789abcdef"
+    assert rows[1]["parameters"] == ""
+    markdown = (folder / "out" / "page.md").read_text()
+    assert f"{best.pooled['speedup']:.2f}x" in markdown
+    assert f"**tau**: {DEFINITIONS['tau']}." in markdown
+    latex = (folder / "out" / "page.tex").read_text()
+    assert "a\\_b\\%<i> &" in latex
+    body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")]
+    assert {line.count(" & ") for line in body.splitlines()[1:]} == {len(comparison.measures_of(entries))}
+
+
+def test_the_command_writes_the_report_of_a_single_run_too(folder, monkeypatch, capsys):
+    command = [sys.executable, "-m", "fovea.evaluation.report", str(folder / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name in ("report.md", "page.html", "page.md", "page.tex", "page.csv"):
+        assert str(folder / "run" / name) in done.stdout
+        assert (folder / "run" / name).stat().st_size > 0
+    out = folder / "elsewhere" / "all.html"
+    monkeypatch.setattr(sys, "argv", ["report", str(folder / "run"), str(folder / "pld"), "--out", str(out)])
+    main()
+    assert out.with_suffix(".csv").is_file()
+    assert not (folder / "pld" / "report.md").exists()
+
+
+def test_figures_become_svg_with_the_pages_colours(folder):
+    entries, _ = find_entries([folder])
+    drawn = [inline_svg(charts.speed_against_tau(entries), "x", 'a "plot"') for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    root = ElementTree.fromstring(drawn[0])
+    assert root.get("aria-label") == 'a "plot"'
+    assert root.get("viewBox")
+    assert all(e.get("id").startswith("x-") for e in root.iter() if e.get("id"))
+    assert "var(--ink)" in drawn[0]
+    assert "#0072b2" not in drawn[0]
+    texts = ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
+    assert any(text.startswith("fovea") for text in texts)
+
+
+def test_cardinalities_by_place_in_the_answer():
+    prompt = answer("a", "", [1] * 21)
+    for number, one in enumerate(prompt.speculative.rounds):
+        one.retrieval = [(number, -1)]
+    alone = answer("b", "", [1], [(99, -1)])
+    bins = charts.binned_cardinalities([prompt.speculative, alone.speculative])
+    assert [own.tolist() for own in bins[:2]] == [[0, 1], [2, 3]]
+    assert bins[-1].tolist() == [18, 19, 20]
+    assert len(answers()) == 3
+
+
+def test_labels_do_not_lie_on_each_other():
+    values = np.array([1.0, 1.01, 1.02, 1.9, 1.91])
+    places = charts._apart(values, 0.0, 2.0, 0.1)
+    assert np.diff(places).min() >= 0.2 - 1e-9
+    assert places.max() <= 2.0
+    np.testing.assert_array_equal(charts._apart(np.array([0.5, 1.5]), 0.0, 2.0, 0.1), [0.5, 1.5])
