@@ -15,7 +15,7 @@ from fovea.evaluation import budget_plots, plots
 from fovea.evaluation.diagnostics import DEFINITIONS as BUDGET_DEFINITIONS
 from fovea.evaluation.page import charts, comparison
 from fovea.evaluation.page.entries import Entry
-from fovea.evaluation.page.published import HERE, published_tables
+from fovea.evaluation.page.papers import HERE, published_tables
 from fovea.evaluation.page.svg import inline_svg
 from fovea.evaluation.page.trajectories import viewer_data
 from fovea.evaluation.results import ALL, DEFINITIONS

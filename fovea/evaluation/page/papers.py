@@ -63,7 +63,7 @@ def published_tables(entries: Sequence[Entry]) -> list[PublishedTable]:
 
 def read(name: str) -> list[dict[str, str]]:
     """Rows of a table in the package data."""
-    text = (files("fovea.evaluation") / "published" / f"{name}.csv").read_text(encoding="utf-8")
+    text = (files("fovea.evaluation") / "papers" / f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
