@@ -41,9 +41,10 @@ def log_to_wandb(run: Any, result: SpeedResult, folder: Path, global_step: int) 
     """
     import wandb
 
+    answers: list[Any] = _answer_rows(result)
     record: dict[str, Any] = {
         "trainer/global_step": global_step,
-        "speed/answers": wandb.Table(columns=list(_ANSWER_COLUMNS), data=_answer_rows(result)),
+        "speed/answers": wandb.Table(columns=list(_ANSWER_COLUMNS), data=answers),
     }
     pooled = result.figures()[ALL]
     if pooled["rounds"]:
