@@ -203,11 +203,13 @@ def best_children(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
     # One more than asked: a tie at the cut shows.
     asked = min(width + 1, entries)
     missing = _HEAP_FROM * asked - entries
-    padded = F.pad(log_probs, (0, missing), value=-torch.inf) if missing > 0 and logits.is_cpu else log_probs
+    padded = log_probs
+    if asked > width and missing > 0 and logits.is_cpu:
+        padded = F.pad(log_probs, (0, missing), value=-torch.inf)
     values, ids = (part.cpu().numpy() for part in padded.topk(asked))
     tied = values[:, 1:] == values[:, :-1]
-    if asked == width or tied.any():
-        for row in range(len(ids)) if asked == width else tied.any(axis=1).nonzero()[0]:
+    if tied.any():
+        for row in tied.any(axis=1).nonzero()[0]:
             least = float(values[row, width - 1])
             candidates = (log_probs[row] >= least).nonzero()[:, 0]
             order = log_probs[row, candidates].sort(descending=True, stable=True).indices[:width]

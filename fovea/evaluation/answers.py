@@ -13,9 +13,10 @@ from typing import Any
 from fovea.evaluation.history import EVALUATIONS
 from fovea.evaluation.json_lines import RecordError, checked, read_lines, required
 from fovea.evaluation.losslessness import Comparison
-from fovea.evaluation.recorded import sample_and_turns, turn_key
+from fovea.evaluation.recorded import sample_and_turns
 from fovea.evaluation.report import reported_evaluation
 from fovea.evaluation.results import TRACES
+from fovea.targets.conversation import turn_key
 
 #: Answers that each line of an evaluation's traces holds.
 SIDES = ("autoregressive", "speculative", "transformers")
@@ -103,7 +104,7 @@ def _answers(record: dict[str, Any], side: str, where: str) -> list[Answer]:
         counts = record["choices"][0].get("new_tokens") or [None] * len(texts)
         if len(counts) != len(texts):
             raise RecordError(f"{where}, choices[0]: 'new_tokens' has {len(counts)} entries for {len(texts)} turns")
-        keys = [turn_key(sample, number, len(texts)) for number in range(len(texts))]
+        keys = [turn_key(sample, number, len(texts)) for number in range(1, len(texts) + 1)]
         return [Answer(key, text, None, count) for key, text, count in zip(keys, texts, counts, strict=True)]
     return [_plain(record, where)]
 

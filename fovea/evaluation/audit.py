@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fovea.evaluation.answers import Answer, AnswerSet
-from fovea.evaluation.bootstrap import conversation_of
 from fovea.evaluation.json_lines import RecordError
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.results import LosslessnessError
 from fovea.evaluation.table import markdown_table
+from fovea.targets.conversation import conversation_of
 
 AUDIT = "audit"
 

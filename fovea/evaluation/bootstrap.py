@@ -7,12 +7,12 @@ their keys first; so the intervals are the same, however many ranks have measure
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from fovea.decoding.trace import GenerationTrace
+from fovea.targets.conversation import conversation_of
 
 #: Chance that an interval is meant to cover the value of all prompts of the kind.
 CONFIDENCE = 0.95
@@ -23,17 +23,11 @@ FIGURES: tuple[str, ...] = ("tau", "accepted_drafts_per_round", "speedup", "deco
 
 #: Counts of conversations that are drawn at a time.
 _CHUNK = 1 << 21
-_TURN = re.compile(r"#\d+$")
 
 #: A speculative and an autoregressive answer to one prompt.
 Pair = tuple[GenerationTrace, GenerationTrace]
 #: Lower and upper bound.
 Interval = list[float]
-
-
-def conversation_of(key: str) -> str:
-    """Key of the conversation that a prompt belongs to; a turn of several has its number behind a ``#``."""
-    return _TURN.sub("", key)
 
 
 def speed_intervals(

@@ -16,6 +16,7 @@ from typing import Any
 
 from fovea.decoding.trace import GenerationTrace, Round
 from fovea.evaluation.json_lines import RecordError, checked, read_lines, required
+from fovea.targets.conversation import turn_key
 
 #: The method that the others are compared with.
 BASELINE = "baseline"
@@ -174,7 +175,7 @@ def read_turns(path: Path, speculative: bool) -> Iterator[RecordedTurn]:
             choice, place = record["choices"][0], f"choices[0], turn {number + 1}"
             yield RecordedTurn(
                 sample,
-                turn_key(sample, number, len(turns)),
+                turn_key(sample, number + 1, len(turns)),
                 topic,
                 text,
                 _number(choice, "new_tokens", number, int, where),
@@ -199,11 +200,6 @@ def sample_and_turns(record: dict[str, Any], where: str) -> tuple[str, list[str]
         raise RecordError(f"{where}: 'choices' is empty")
     turns = required(checked(choices[0], dict, f"{where}: 'choices[0]'"), "turns", list, f"{where}, choices[0]")
     return sample, [checked(text, str, f"{where}, choices[0]: 'turns[{n}]'") for n, text in enumerate(turns)]
-
-
-def turn_key(sample: str, number: int, turns: int) -> str:
-    """Key of turn ``number``, from 0, of a sample, as :func:`fovea.evaluation.speed.user_turns` gives it."""
-    return f"{sample}#{number + 1}" if turns > 1 else sample
 
 
 def _entry(choice: dict[str, Any], name: str, number: int, where: str) -> Any:

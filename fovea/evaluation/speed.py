@@ -27,7 +27,7 @@ from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.losslessness import compare
 from fovea.evaluation.results import PromptResult, SpeedResult
 from fovea.targets.base import Encoded, Target
-from fovea.targets.conversation import Conversation
+from fovea.targets.conversation import Conversation, turn_key
 from fovea.targets.hf import HFTarget
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def user_turns(conversation: Conversation) -> list[Conversation]:
         messages = conversation.messages[: end + 1]
         contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
         shown = sum(part["type"] == "image" for content in contents for part in content)
-        key = f"{conversation.key}#{number}" if len(ends) > 1 else conversation.key
+        key = turn_key(conversation.key, number, len(ends))
         prompts.append(replace(conversation, key=key, messages=messages, images=conversation.images[:shown]))
     return prompts
 

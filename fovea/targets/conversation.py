@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,3 +51,16 @@ class Conversation:
     source: str = ""
     answer: str | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+
+
+_TURN = re.compile(r"#\d+$")
+
+
+def turn_key(key: str, number: int, turns: int) -> str:
+    """Key of turn ``number``, from 1, of the conversation ``key``: with the number behind a ``#`` if there are more."""
+    return f"{key}#{number}" if turns > 1 else key
+
+
+def conversation_of(key: str) -> str:
+    """Key of the conversation that a prompt belongs to, by the prompt's own, see :func:`turn_key`."""
+    return _TURN.sub("", key)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fovea.decoding.trace import GenerationTrace, Round
-from fovea.evaluation.bootstrap import FIGURES, conversation_of, ratio_intervals, speed_intervals
+from fovea.evaluation.bootstrap import FIGURES, ratio_intervals, speed_intervals
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.results import ALL, PromptResult, SpeedResult
+from fovea.targets.conversation import conversation_of
 
 
 def pair(key: str, accepted: Sequence[int], token_s: float = 0.01) -> tuple[GenerationTrace, GenerationTrace]:

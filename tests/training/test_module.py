@@ -212,32 +212,29 @@ def test_a_run_that_would_read_other_layers_is_not_resumed(tmp_path, head) -> No
     other.on_load_checkpoint(checkpoint)  # an older one does not say
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_rates_follow_max_steps_over_several_epochs(tmp_path, make_drafter, samples, accumulation) -> None:
-    """7 optimizer steps, wherever the epochs end."""
+def rates(tmp_path, make_drafter, samples, accumulation: int, **trainer) -> list[float]:
+    """Learning rates of the optimizer steps over ten samples, two of them warm-up."""
     trace = train(
         tmp_path,
         make_drafter,
         loader(samples[:5] * 2, 1),
         module_settings={"scheduler": partial(linear, warmup_steps=2)},
         accumulate_grad_batches=accumulation,
-        max_epochs=-1,
-        max_steps=7,
+        **trainer,
     )
-    used = [m["train/lr"] for m in trace.metrics]
+    return [m["train/lr"] for m in trace.metrics]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_rates_follow_max_steps_over_several_epochs(tmp_path, make_drafter, samples, accumulation) -> None:
+    """7 optimizer steps, wherever the epochs end."""
+    used = rates(tmp_path, make_drafter, samples, accumulation, max_epochs=-1, max_steps=7)
     assert used == pytest.approx([0.5 * min(c / 2, (7 - c) / 5) for c in range(7)])
 
 
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 10), (4, 3)])
 def test_rates_follow_optimizer_steps(tmp_path, make_drafter, samples, accumulation, steps) -> None:
-    trace = train(
-        tmp_path,
-        make_drafter,
-        loader(samples[:5] * 2, 1),
-        module_settings={"scheduler": partial(linear, warmup_steps=2)},
-        accumulate_grad_batches=accumulation,
-    )
-    used = [m["train/lr"] for m in trace.metrics]
+    used = rates(tmp_path, make_drafter, samples, accumulation)
     assert used == pytest.approx([0.5 * min(c / 2, (steps - c) / (steps - 2)) for c in range(steps)])
 
 
