@@ -18,6 +18,7 @@ from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
+from fovea.artifacts.fingerprint import processor_settings
 from fovea.decoding.selection import resolve
 from fovea.drafters.base import Drafter
 from fovea.drafters.checkpoint import Teaching, adopt_weights, load_drafter
@@ -126,7 +127,7 @@ def make_module(job: Job, target: Path) -> DrafterModule:
         instantiate(job.cfg.optimizer),
         instantiate(job.cfg.scheduler) if "_target_" in job.cfg.scheduler else None,
         job.settings.unroll,
-        Teaching(job.settings.export.mid_layers, fingerprint),
+        Teaching(job.settings.export.mid_layers, fingerprint, processor_settings(target)),
     )
 
 
@@ -154,7 +155,7 @@ def judged_drafter(
     if checkpoint is None:
         return TrainingFree(job.cfg.drafter.name, job.settings.drafter)
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
-    teaching = Teaching(target_fingerprint=weights_fingerprint(target))
+    teaching = Teaching(target_fingerprint=weights_fingerprint(target), processor=processor_settings(target))
     return load_drafter(checkpoint, head, load_spec(target), overrides, teaching=teaching)
 
 

@@ -20,7 +20,7 @@ from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
 from fovea.artifacts.schema import STORED_DTYPES
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _EXAMPLE = """example:
   python -m fovea.artifacts.export --target /models/Qwen2.5-VL-7B-Instruct --out artifacts/mix \\
       --data datamodules.conversations:JsonlConversations path=mix665k.json image_root=/data/images
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ArtifactError(str(error)) from error
     conversations = load_source(options.data)
     fingerprint = fingerprint_checkpoint(options.target, config, conversations.digest())
-    dtype = _DTYPES[options.compute_dtype or ("bf16" if options.device.startswith("cuda") else "fp32")]
+    dtype = COMPUTE_DTYPES[options.compute_dtype or ("bf16" if options.device.startswith("cuda") else "fp32")]
     target = load_target(options.target, device=options.device, dtype=dtype)
     rank, world_size = options.rank, options.world_size
     manifest = export(target, conversations, options.out, config, fingerprint, rank=rank, world_size=world_size)
@@ -119,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--shard-bytes", type=int, default=1_000_000_000, help="size at which a shard is closed")
     add("--strict", action="store_true", help="stop at a broken picture or unreadable conversation")
     add("--device", default=device, help="where the target runs")
-    add("--compute-dtype", choices=tuple(_DTYPES), help="dtype of the target (default: bf16 on a GPU, else fp32)")
+    add(
+        "--compute-dtype", choices=tuple(COMPUTE_DTYPES), help="dtype of the target (default: bf16 on a GPU, else fp32)"
+    )
     add("--rank", type=int, default=int(os.environ.get("RANK", "0")), help="number of this process")
     add("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", "1")), help="processes that share the work")
     return parser

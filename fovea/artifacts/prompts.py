@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from fovea.artifacts.command import COMPUTE_DTYPES
 from fovea.targets.checkpoint import CheckpointError
 from fovea.targets.hf import HFTarget
 
@@ -90,11 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--batch-size", type=int, default=32, help="prompts that are written at a time")
     add("--seed", type=int, default=0, help="of the sampling")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where the target runs")
+    add("--compute-dtype", choices=tuple(COMPUTE_DTYPES), default="fp32", help="dtype of the target")
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error("--count must be 1 or more")
     try:
-        target = load_target(options.target, device=options.device, dtype=torch.float32)
+        target = load_target(options.target, device=options.device, dtype=COMPUTE_DTYPES[options.compute_dtype])
         texts = write_prompts(
             target,
             temperature=options.temperature,

@@ -7,8 +7,9 @@ target is in the file, so a drafter can only be loaded beside its target, and an
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,6 +19,8 @@ from fovea.drafters.base import Drafter
 from fovea.drafters.registry import drafter_type
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -34,10 +37,12 @@ class Teaching:
     Attributes:
         mid_layers: target layers that the mid states were chosen from.
         target_fingerprint: hash of the target's weights.
+        processor: settings of its processor by dotted name.
     """
 
     mid_layers: tuple[int, ...] = ()
     target_fingerprint: str = ""
+    processor: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None = None) -> None:
@@ -78,7 +83,7 @@ def load_drafter(
         overrides: changes of the config, nested as it is, such as ``{"retrieval": {"rho": 0.6}}``. Those that change
             the weights' names or shapes, or the layers of the target that it reads, are refused.
         teaching: what the drafter must have learned from; fields that are empty, here or in the checkpoint, are not
-            compared.
+            compared. Another processor only brings a warning: pictures of another size may be what is measured.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -135,7 +140,7 @@ def teaching_of(source: Path | str) -> Teaching:
     """What the drafter at ``source`` learned from."""
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     teaching = json.loads((folder / CONFIG_FILE).read_text())["teaching"]
-    return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"])
+    return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"], teaching.get("processor", {}))
 
 
 def _open(source: Path | str) -> tuple[Path, dict[str, Any]]:
@@ -175,13 +180,31 @@ def _refuse_other_target(folder: Path, trained: TargetSpec, given: TargetSpec) -
 
 
 def _refuse_other_teaching(folder: Path, trained: Teaching, wanted: Teaching) -> None:
-    for item in fields(Teaching):
-        have, want = getattr(trained, item.name), getattr(wanted, item.name)
+    for name in ("mid_layers", "target_fingerprint"):
+        have, want = getattr(trained, name), getattr(wanted, name)
         if want and have and have != want:
             raise CheckpointError(
-                f"the drafter in {folder} was taught with {item.name} {have!r}, not {want!r}; "
+                f"the drafter in {folder} was taught with {name} {have!r}, not {want!r}; "
                 "train it again or use the target and layers it was trained with"
             )
+    _warn_of_other_processor(folder, trained.processor, wanted.processor)
+
+
+def _warn_of_other_processor(folder: Path, trained: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    if not trained or not wanted:
+        return
+    differences = [
+        f"{name} was {trained.get(name)!r} and is {wanted.get(name)!r}"
+        for name in sorted(trained.keys() | wanted.keys())
+        if trained.get(name) != wanted.get(name)
+    ]
+    if differences:
+        logger.warning(
+            "the drafter in %s learned from another processor of the target: %s. Answers stay exact, acceptance may "
+            "suffer",
+            folder,
+            "; ".join(differences),
+        )
 
 
 def _refuse_other_layers(folder: Path, record: Mapping[str, Any], drafter: Drafter) -> None:

@@ -163,11 +163,11 @@ class DrafterModule(L.LightningModule):
         stored, own = checkpoint["drafter"], self._record()
         parts = {"target": "model", "teaching": "model and data", "reads": "drafter"}
         for part, remedy in parts.items():
-            trained = stored.get(part, own[part])  # older checkpoints do not say what is read
+            trained = own[part] | stored.get(part, {})  # older checkpoints do not say everything
             differences = [
-                f"{name} was {trained.get(name)!r} and is {value!r}"
+                f"{name} was {trained[name]!r} and is {value!r}"
                 for name, value in own[part].items()
-                if trained.get(name) != value
+                if trained[name] != value
             ]
             if differences:
                 raise ValueError(

@@ -18,6 +18,7 @@ from fovea.app.launch import CONFIG_DIR
 from fovea.app.runs import evaluated
 from fovea.app.settings import read_settings
 from fovea.app.typed import SettingError
+from fovea.artifacts.fingerprint import processor_settings
 from fovea.drafters.checkpoint import CheckpointError, Teaching, save_drafter
 from fovea.drafters.eaglevlm import EagleVlmConfig
 from fovea.drafters.jacobi_lookahead import JacobiConfig
@@ -134,6 +135,19 @@ def test_another_target_of_the_same_sizes_is_refused(small_target, small_target_
         CheckpointError, match=rf"taught with target_fingerprint '{fingerprint}', not '.*train it again"
     ):
         assemble.judged_drafter(job, other, tmp_path / "drafter", {})
+
+
+def test_another_processor_is_warned_of(small_target, small_target_path, tmp_path, caplog):
+    """A target with other pixels per picture has the same weights, and its answers are exact too."""
+    settings = processor_settings(small_target_path)
+    other = {name: value for name, value in settings.items() if name != "patch_size"} | {"max_pixels": 1}
+    drafter = build_drafter("eaglevlm", small_target.spec, EagleVlmConfig(depth=2), small_target.head)
+    cfg, _ = composed(f"model.path={small_target_path}")
+    job = assemble.Job(cfg, read_settings(cfg), torch.device("cpu"), tmp_path)
+    for name, processor in {"same": settings, "other": other}.items():
+        save_drafter(tmp_path / name, drafter, Teaching((1, 2), weights_fingerprint(small_target_path), processor))
+        assemble.judged_drafter(job, small_target_path, tmp_path / name, {})
+        assert ("max_pixels was 1 and is" in caplog.text) == (name == "other")
 
 
 def test_a_missing_checkpoint_is_asked_for(tmp_path):

@@ -103,6 +103,23 @@ def test_another_teaching_is_refused_by_name(
         load_drafter(saved[0], head, spec, teaching=Teaching(target_fingerprint="xyz"))
 
 
+def test_another_processor_is_warned_of_by_name(
+    tmp_path: Path,
+    make_drafter: Callable[..., FoveaDrafter],
+    spec: TargetSpec,
+    head: TargetHead,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trained = {"size.longest_edge": 12_845_056, "resample": 3}
+    save_drafter(tmp_path, make_drafter(num_blocks=1), replace(TEACHING, processor=trained))
+    load_drafter(tmp_path, head, spec, teaching=Teaching(processor=trained))
+    load_drafter(tmp_path, head, spec, teaching=Teaching())
+    assert not caplog.records
+    load_drafter(tmp_path, head, spec, teaching=Teaching(processor={**trained, "size.longest_edge": 50_176}))
+    assert "size.longest_edge was 12845056 and is 50176. Answers stay exact" in caplog.text
+    assert "resample" not in caplog.text
+
+
 def test_what_a_checkpoint_does_not_say_is_not_compared(
     tmp_path: Path, make_drafter: Callable[..., FoveaDrafter], spec: TargetSpec, head: TargetHead
 ) -> None:
