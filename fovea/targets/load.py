@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ __all__ = [
     "resolve_checkpoint",
     "weights_fingerprint",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Adapter of each architecture that a checkpoint's config.json may name. Other causal language models are tried with
 #: HFTarget and checked against their own forward pass when they are loaded.
@@ -97,6 +100,15 @@ def load_target(
         raise CheckpointError(
             f"'{folder}' lacks {len(absent)} tensors of a {spec.architecture}, {absent[0]} among them; "
             "point to a complete copy with model.path=<folder>"
+        )
+    if surplus := sorted(loading["unexpected_keys"]):
+        logger.warning(
+            "%d tensors of '%s' have no place in a %s, %s among them: config.json may name another architecture than "
+            "the weights are of",
+            len(surplus),
+            folder,
+            spec.architecture,
+            surplus[0],
         )
     text_only = config.get_text_config() is config
     model.set_attn_implementation(PROBED_SDPA if text_only else {"text_config": PROBED_SDPA})

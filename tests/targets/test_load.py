@@ -92,6 +92,18 @@ def test_a_missing_tensor_is_never_made_up(folder: Path, name: str) -> None:
         load_target(folder)
 
 
+def test_tensors_without_a_place_are_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_target(folder)
+    assert not caplog.records
+    tensors = load_file(folder / "model.safetensors")
+    norm = next(name for name in tensors if name.endswith("layers.0.self_attn.q_proj.weight"))
+    tensors[norm.replace("q_proj", "q_norm")] = torch.ones(16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    load_target(folder)
+    assert "1 tensors of" in caplog.text
+    assert "layers.0.self_attn.q_norm.weight among them" in caplog.text
+
+
 def test_the_spec_needs_no_weights(small_target, folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     spec = load_spec(folder)
