@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from datamodules.conversations import MMSpecConversations
 from fovea.app.assemble import SPEED_EVALUATION
 from fovea.app.launch import CONFIG_DIR, unknown_names, unquoted
 from fovea.app.settings import read_settings
@@ -139,6 +140,15 @@ class TestTheRealModel:
                 source(cfg, where)
         with pytest.raises(SettingError, match=r"benchmark\.folder is not set"):
             source(composed("benchmark=mmspec"), "benchmark.conversations")
+
+
+def test_the_questions_of_a_benchmark_can_teach(tmp_path):
+    (tmp_path / "mmspec.jsonl").touch()
+    cfg = composed("data=benchmark", "benchmark=mmspec", f"benchmark.folder={tmp_path}")
+    (asked, teaching) = (source(cfg, where) for where in ("benchmark.conversations", "data.train"))
+    assert type(teaching) is type(asked) is MMSpecConversations
+    with pytest.raises(SettingError, match=r"benchmark\.folder is not set"):
+        source(composed("data=benchmark", "benchmark=mmspec"), "data.train")
 
 
 #: Layers of the target, drafter blocks, last mid layer; global batch, peak rate, warm-up, epochs, schedule.
