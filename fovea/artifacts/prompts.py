@@ -10,18 +10,21 @@ are exported.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
+from rich.progress import Progress
 
 from fovea.artifacts.command import COMPUTE_DTYPES
-from fovea.targets.checkpoint import CheckpointError
+from fovea.targets.checkpoint import CheckpointError, weights_fingerprint
 from fovea.targets.hf import HFTarget
+from fovea.targets.load import load_target
 
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 #: Shorter texts are no question, longer ones rarely end.
@@ -45,14 +48,25 @@ def user_prefix(target: HFTarget) -> list[int]:
 
 @torch.inference_mode()
 def write_prompts(
-    target: HFTarget, *, temperature: float = 1.0, top_p: float = 0.95, batch_size: int = 32, seed: int = 0
-) -> Iterator[str]:
-    """Texts that a user might write, each one once, without end; sampled in batches from ``seed`` on."""
+    target: HFTarget,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 0.95,
+    batch_size: int = 32,
+    seed: int = 0,
+    first_batch: int = 0,
+    known: Iterable[str] = (),
+) -> Iterator[list[str]]:
+    """Texts that a user might write, each one once: the new ones of one batch after another, without end.
+
+    A batch is drawn from ``seed`` and its number, so that ``first_batch`` and the texts ``known`` before it go on where
+    another call stopped.
+    """
     prefix = torch.tensor([user_prefix(target)] * batch_size, device=target.device)
     model: Any = target.model
-    seen: set[str] = set()
-    torch.manual_seed(seed)
-    while True:
+    seen = set(known)
+    for batch in count(first_batch):
+        torch.manual_seed(seed * 1_000_003 + batch)
         written = model.generate(
             input_ids=prefix,
             attention_mask=torch.ones_like(prefix),
@@ -64,6 +78,7 @@ def write_prompts(
             eos_token_id=list(target.spec.eos_ids),
             pad_token_id=target.spec.eos_ids[0],
         )
+        texts = []
         for row in written[:, prefix.shape[1] :].tolist():
             end = next((place for place, token in enumerate(row) if token in target.spec.eos_ids), None)
             # A text that was cut is no prompt.
@@ -72,15 +87,73 @@ def write_prompts(
             text = target.tokenizer.decode(row[:end], skip_special_tokens=True).strip()
             if text and text not in seen:
                 seen.add(text)
-                yield text
+                texts.append(text)
+        yield texts
+
+
+def _write_file(options: argparse.Namespace) -> int:
+    """Writes the file, batch by batch beside it until it is whole; returns how many prompts it holds.
+
+    A call that was stopped goes on behind its last whole batch.
+    """
+    settings = {
+        name: getattr(options, name) for name in ("temperature", "top_p", "batch_size", "seed", "compute_dtype")
+    }
+    settings["target"] = weights_fingerprint(options.target)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    partial = options.out.with_name(f".{options.out.name}.{digest}.partial")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = _whole_batches(partial)
+    first_batch = _batch_of(lines[-1]) + 1 if lines else 0
+    target = load_target(options.target, device=options.device, dtype=COMPUTE_DTYPES[options.compute_dtype])
+    batches = write_prompts(
+        target,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        first_batch=first_batch,
+        known=[json.loads(line)["messages"][0]["content"] for line in lines],
+    )
+    partial.write_text("".join(lines), encoding="utf-8")
+    with Progress() as progress, partial.open("a", encoding="utf-8") as stream:
+        shown = progress.add_task("writing prompts", total=options.count, completed=len(lines))
+        for batch, texts in zip(count(first_batch), batches, strict=False):
+            if len(lines) >= options.count:
+                break
+            new = [_line(batch, number, text) for number, text in enumerate(texts)]
+            stream.write("".join(new))
+            stream.flush()
+            lines += new
+            progress.update(shown, completed=len(lines))
+    lines = lines[: options.count]
+    partial.write_text("".join(lines), encoding="utf-8")
+    partial.replace(options.out)
+    return len(lines)
+
+
+def _line(batch: int, number: int, text: str) -> str:
+    message = {"role": "user", "content": text}
+    return json.dumps({"key": f"self-{batch:05d}-{number:03d}", "source": "self", "messages": [message]}) + "\n"
+
+
+def _batch_of(line: str) -> int:
+    return int(json.loads(line)["key"].split("-")[1])
+
+
+def _whole_batches(partial: Path) -> list[str]:
+    """Lines of an unfinished file but for those of its last batch, which may be cut."""
+    if not partial.is_file():
+        return []
+    lines = [line for line in partial.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("}\n")]
+    return [line for line in lines if _batch_of(line) < _batch_of(lines[-1])]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the file; a user's error ends it with one sentence and exit code 1."""
-    from fovea.targets.load import load_target
-
     parser = argparse.ArgumentParser(
-        prog="python -m fovea.artifacts.prompts", description="Prompts that a language model writes itself."
+        prog="python -m fovea.artifacts.prompts",
+        description="Prompts that a language model writes itself. A call that was stopped goes on where it was.",
     )
     add = parser.add_argument
     add("--target", type=Path, required=True, help="checkpoint folder of the target")
@@ -96,26 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.count < 1:
         parser.error("--count must be 1 or more")
     try:
-        target = load_target(options.target, device=options.device, dtype=COMPUTE_DTYPES[options.compute_dtype])
-        texts = write_prompts(
-            target,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            batch_size=options.batch_size,
-            seed=options.seed,
-        )
-        numbers = track(range(options.count), description="writing prompts")
-        lines = [
-            json.dumps({"key": f"self-{n:06d}", "source": "self", "messages": [{"role": "user", "content": text}]})
-            for n, text in zip(numbers, texts, strict=False)
-        ]
+        written = _write_file(options)
     except (CheckpointError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = options.out.with_name(f".{options.out.name}.partial")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    partial.replace(options.out)
-    print(f"{len(lines)} prompts in {options.out}")
+    print(f"{written} prompts in {options.out}")
 
 
 if __name__ == "__main__":

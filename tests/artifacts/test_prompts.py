@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
+from datamodules.conversations import JsonlConversations
 from fovea.artifacts import prompts
 from fovea.artifacts.prompts import main, user_prefix, write_prompts
 from fovea.targets.checkpoint import CheckpointError
@@ -48,19 +50,56 @@ def writing(small_target, monkeypatch):
 
 def test_cut_short_and_repeated_texts_are_left_out(small_target, writing) -> None:
     calls, expected = writing
-    assert list(islice(write_prompts(small_target, batch_size=5), 2)) == expected
+    assert list(islice(write_prompts(small_target, batch_size=5), 2)) == [expected, []]
     assert calls[0]["do_sample"]
     assert calls[0]["eos_token_id"] == list(small_target.spec.eos_ids)
 
 
-def test_the_file_is_what_data_jsonl_reads(small_target, writing, tmp_path, monkeypatch) -> None:
-    from datamodules.conversations import JsonlConversations
+@pytest.fixture
+def command(small_target, tmp_path, monkeypatch):
+    """Runs the command into this file, which is returned."""
+    monkeypatch.setattr(prompts, "load_target", lambda *_, **__: small_target)
+    monkeypatch.setattr(prompts, "weights_fingerprint", lambda _: "w")
 
-    monkeypatch.setattr("fovea.targets.load.load_target", lambda *_, **__: small_target)
-    main(["--target", "anything", "--out", str(tmp_path / "p.jsonl"), "--count", "2", "--batch-size", "5"])
-    read = JsonlConversations(tmp_path / "p.jsonl")
-    assert [conversation.messages[0]["content"] for conversation in read] == writing[1]
-    assert len({json.loads(line)["key"] for line in (tmp_path / "p.jsonl").read_text().splitlines()}) == 2
+    def run(name: str, *options: str) -> Path:
+        main(["--target", "anything", "--out", str(tmp_path / name), *options])
+        return tmp_path / name
+
+    return run
+
+
+def test_the_file_is_what_data_jsonl_reads(writing, command) -> None:
+    path = command("p.jsonl", "--count", "2", "--batch-size", "5")
+    assert [conversation.messages[0]["content"] for conversation in JsonlConversations(path)] == writing[1]
+    assert len({json.loads(line)["key"] for line in path.read_text().splitlines()}) == 2
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_stopped_call_goes_on_to_the_same_file(torn, small_target, command, tmp_path, monkeypatch) -> None:
+    """Batches are real draws; the second call is stopped in its third batch, with or without half a line written."""
+    generate, calls = small_target.model.generate, []
+
+    def stopped(*args, **settings):
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        written = generate(*args, **{**settings, "max_new_tokens": 12})
+        written[:, -1] = small_target.spec.eos_ids[0]
+        return written
+
+    monkeypatch.setattr(small_target.model, "generate", stopped)
+    options = ("--count", "9", "--batch-size", "3", "--seed", "5")
+    with pytest.raises(KeyboardInterrupt):
+        command("p.jsonl", *options)
+    (partial,) = tmp_path.glob(".p.jsonl.*.partial")
+    if torn:
+        partial.write_text(partial.read_text()[:-9])
+    resumed = command("p.jsonl", *options).read_text()
+    assert not partial.exists()
+    asked = len(calls)
+    assert command("whole.jsonl", *options).read_text() == resumed
+    assert resumed.count("\n") == 9
+    assert asked - 3 < len(calls) - asked
 
 
 def test_a_missing_target_is_one_sentence(tmp_path) -> None:
