@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from datamodules.conversations import ConversationSource
 from datamodules.curriculum import Curriculum, Mixed
 from datamodules.epochs import EpochLoader, EpochSampler, StreamLoader
+from datamodules.recomputed import PictureCollate, Sight
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
@@ -25,7 +26,9 @@ from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
 from fovea.artifacts.streaming import StreamedArtifacts, is_remote
 from fovea.targets.base import Target
-from fovea.targets.teacher_batch import TeacherBatch, TeacherSample
+from fovea.targets.hf import HFTarget
+from fovea.targets.teacher_batch import TeacherSample
+from fovea.targets.vision import load_vision, require_sight
 from fovea.training.draft_vocabulary import answer_token_counts
 
 logger = logging.getLogger(__name__)
@@ -71,12 +74,14 @@ class ArtifactDataModule(L.LightningDataModule):
 
     Conversations are exported in ``prepare_data`` into a folder named by their fingerprint, unless it is there already.
     Local artifacts are read through the indexed door: the whole set is shuffled anew each epoch, the same for the same
-    seed and epoch, and ranks get equally many samples. Remote ones are streamed.
+    seed and epoch, and ranks get equally many samples. Remote ones are streamed. Where pictures stand for visual
+    tokens, the target's vision tower makes these when a batch is read, on the device that trains.
 
     Args:
         checkpoint: folder of the target; for fingerprints.
         export: how artifacts are made.
         load_target: called only if something must be exported.
+        load_vision: loads the vision tower onto a device; None does so in float32.
         train: conversations, or the folder or URL of finished artifacts (see ``fovea.artifacts.streaming``).
         val: the same for validation; None takes ``loader.val_fraction`` of local training artifacts, chosen so that no
             picture is on both sides.
@@ -98,8 +103,11 @@ class ArtifactDataModule(L.LightningDataModule):
         folder: Path | None = None,
         loader: LoaderConfig | None = None,
         progress: bool = True,
+        load_vision: Callable[[torch.device], HFTarget] | None = None,
     ):
         super().__init__()
+        self._load_vision, self._collate = load_vision, PictureCollate(Path(checkpoint))
+        self._sight = Sight(self._tower)
         self.checkpoint, self.export_config, self._load_target = Path(checkpoint), export, load_target
         self.train_source, self.val_source = train, val
         curriculum = loader.curriculum if loader else None
@@ -114,7 +122,10 @@ class ArtifactDataModule(L.LightningDataModule):
 
         Raises:
             FingerprintMismatchError: if ``folder`` holds artifacts of another target, data set or configuration.
+            UnsupportedTargetError: visual tokens are to be recomputed, and the target reads text only.
         """
+        if self.export_config.visual == "recomputed":
+            require_sight(self.checkpoint)
         for source in (self.train_source, self.val_source, self.text_source):
             if isinstance(source, ConversationSource):
                 folder, fingerprint = self.folder_of(source), self._fingerprint(source)
@@ -171,6 +182,12 @@ class ArtifactDataModule(L.LightningDataModule):
             return self.folder
         return self.root / f"{self.checkpoint.name}-{self._fingerprint(source).digest()}"
 
+    def _tower(self) -> HFTarget:
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if self._load_vision is not None:
+            return self._load_vision(device)
+        return load_vision(self.checkpoint, device=device, dtype=torch.float32)
+
     def _fingerprint(self, source: ConversationSource) -> Fingerprint:
         return fingerprint_checkpoint(self.checkpoint, self.export_config, source.digest())
 
@@ -190,11 +207,14 @@ class ArtifactDataModule(L.LightningDataModule):
                 seed=self.loader.seed,
                 cache=self.root / "streamed",
                 feature_layers=self.export_config.feature_layers,
+                collate=self._collate,
             )
         else:
             artifacts = open_artifacts(location, self.export_config.feature_layers)
         expected = fingerprint_checkpoint(self.checkpoint, self.export_config, data="")
         artifacts.manifest.fingerprint.require(expected, location, fields=_OF_THE_TARGET)
+        if artifacts.manifest.fingerprint.visual == "recomputed":
+            require_sight(self.checkpoint)
         return artifacts
 
     def _loader(self, data: Dataset[TeacherSample] | StreamedArtifacts, shuffle: bool) -> DataLoader:
@@ -204,6 +224,7 @@ class ArtifactDataModule(L.LightningDataModule):
                 data,
                 epoch=lambda: epoch_under_way(self.trainer),
                 batches_done=lambda: batches_done(self.trainer),
+                finish=self._sight,
                 pin_memory=pin,
             )
         return EpochLoader(
@@ -212,7 +233,8 @@ class ArtifactDataModule(L.LightningDataModule):
             batches_done=lambda: batches_done(self.trainer),
             batch_size=self.loader.batch_size,
             num_workers=self.loader.num_workers,
-            collate_fn=TeacherBatch.collate,
+            collate_fn=self._collate,
+            finish=self._sight,
             pin_memory=pin,
         )
 

@@ -79,17 +79,26 @@ class EpochLoader(DataLoader):
         sampler: which of them, in which order; another than an :class:`EpochSampler` (Lightning's, where a few batches
             are to be overfitted) always begins at the start.
         batches_done: of the epoch that is under way, as the trainer counts them.
+        finish: what is done to every batch in the training process; None for nothing.
         settings: of the loader.
     """
 
-    def __init__(self, data: Any, *, sampler: Any, batches_done: Callable[[], int], **settings: Any) -> None:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        sampler: Any,
+        batches_done: Callable[[], int],
+        finish: Callable[[Any], Any] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(data, sampler=sampler, **settings)
-        self._batches_done = batches_done
+        self._batches_done, self._finish = batches_done, finish
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Begins when the first batch is asked for: Lightning makes the iterator before it says which epoch it is for,
         # and workers read ahead at once.
-        yield from super().__iter__()
+        yield from map(self._finish, super().__iter__()) if self._finish else super().__iter__()
 
     def batches_before(self) -> Iterator[list[int]]:
         """Numbers of the samples of this rank's earlier batches in the epoch, from the last one back to the first."""
@@ -150,18 +159,25 @@ class StreamLoader(DataLoader):
         data: what is streamed.
         epoch: number of the epoch that is under way; Lightning tells samplers only.
         batches_done: of that epoch, as the trainer counts them.
+        finish: what is done to every batch in the training process; None for nothing.
         settings: of the loader.
     """
 
     def __init__(
-        self, data: StreamedArtifacts, *, epoch: Callable[[], int], batches_done: Callable[[], int], **settings: Any
+        self,
+        data: StreamedArtifacts,
+        *,
+        epoch: Callable[[], int],
+        batches_done: Callable[[], int],
+        finish: Callable[[Any], Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(data, batch_size=None, num_workers=data.num_workers, **settings)
-        self._stream, self._epoch, self._batches_done = data, epoch, batches_done
+        self._stream, self._epoch, self._batches_done, self._finish = data, epoch, batches_done, finish
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._stream.set_epoch(self._epoch())
-        yield from super().__iter__()
+        yield from map(self._finish, super().__iter__()) if self._finish else super().__iter__()
 
     @property
     def first_batch(self) -> int:

@@ -63,6 +63,7 @@ def start(cfg: DictConfig) -> Job:
             "out, or measure a trained drafter: ckpt=outputs/<date>/<time>-fovea"
         )
     targets.require_target(cfg.model)
+    targets.require_eyes(cfg.model, settings)
     sources.require_sources(cfg, settings)
     runs.initial_drafter(cfg)
     folder = Path(cfg.paths.output_dir)
@@ -78,7 +79,8 @@ def find_target(job: Job) -> Path:
 def make_datamodule(job: Job, target: Path) -> L.LightningDataModule:
     """The data module; it exports artifacts where they are missing, for which alone it loads the target."""
     settings = with_layers_read(job.settings, load_spec(target))
-    return sources.make_datamodule(job.cfg, settings, target, _loader(job, target, to_device=True))
+    load_vision = targets.vision_loader(target, job.cfg.model.dtype)
+    return sources.make_datamodule(job.cfg, settings, target, _loader(job, target, to_device=True), load_vision)
 
 
 def _loader(job: Job, target: Path, *, to_device: bool) -> Callable[[], HFTarget]:

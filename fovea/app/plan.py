@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fovea.app.devices import DTYPES
 from fovea.app.runs import record_settings
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.sources import source
+from fovea.app.targets import require_eyes
 from fovea.app.typed import SettingError, build, convert
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.size import SampleLengths
@@ -25,9 +27,15 @@ from fovea.planning.plan import PLAN, Run, make_plan
 from fovea.planning.table import print_plan
 from fovea.planning.updates import Batching, Updates, count_updates
 from fovea.targets.architecture import Architecture, read_architecture
+from fovea.targets.images import encoded_picture
 
 #: Samples of the FOVEA paper's runs (its Table 6), and the memory of the GPUs that both papers measure on.
 PAPER_SAMPLES, PAPER_DEVICE_GIB = 57_671, 80.0
+
+#: A photograph of COCO on average: 19.3 GB of its training images of 2017, 118,287 of them, about 640 x 480 pixels.
+PICTURE_BYTES = 163_000
+#: Conversations whose pictures are weighed, if some are at hand.
+PICTURES_LOOKED_AT = 32
 
 
 def wants_plan(cfg: DictConfig) -> bool:
@@ -52,6 +60,10 @@ def plan_job(cfg: DictConfig) -> dict[str, float]:
     architecture = find_architecture(cfg.model, notes)
     settings = with_layers_read(settings, architecture.spec())
     samples, lengths = find_samples(cfg, settings, config, notes)
+    picture_bytes = None
+    if settings.export.visual == "recomputed" and not settings.online:
+        require_eyes(cfg.model, settings)
+        picture_bytes = find_picture_bytes(cfg, config, notes)
     on_gpu = config.accelerator == "gpu"
     batching = _batching(cfg)
     run = Run(
@@ -70,6 +82,7 @@ def plan_job(cfg: DictConfig) -> dict[str, float]:
         max_new_tokens=settings.speed.max_new_tokens,
         samples=samples,
         lengths=lengths,
+        picture_bytes=picture_bytes,
         online=settings.online,
         on_gpu=on_gpu,
         device_bytes=_device_bytes(config, notes),
@@ -135,6 +148,23 @@ def find_samples(
             f"{count:,} of {len(conversations):,} conversations at hand are trained on. Lengths are {assumed}."
         )
     return config.samples or count, lengths
+
+
+def find_picture_bytes(cfg: DictConfig, config: PlanConfig, notes: list[str]) -> int:
+    """Bytes of the encoded pictures of a sample: as the settings say, else the mean of some conversations at hand."""
+    if config.picture_bytes is not None:
+        return config.picture_bytes
+    node = OmegaConf.select(cfg, "data.train")
+    if not isinstance(node, str) and not _unset(node):
+        shown = islice((c.images for c in source(cfg, "data.train") if c.images), PICTURES_LOOKED_AT)
+        sizes = [sum(len(encoded_picture(image)) for image in images) for images in shown]
+        if sizes:
+            notes.append(
+                f"The pictures of {len(sizes)} conversations at hand take {sum(sizes) / len(sizes):,.0f} bytes."
+            )
+            return round(sum(sizes) / len(sizes))
+    notes.append(f"A sample's pictures are assumed to take {PICTURE_BYTES:,} bytes (planning.picture_bytes).")
+    return PICTURE_BYTES
 
 
 def build_lengths(config: PlanConfig) -> SampleLengths:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import get_class, instantiate
 from lightning import LightningDataModule
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +16,7 @@ from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
+from fovea.targets.hf import HFTarget
 
 
 def require_sources(cfg: DictConfig, settings: Settings) -> None:
@@ -29,10 +31,14 @@ def require_sources(cfg: DictConfig, settings: Settings) -> None:
 
 
 def make_datamodule(
-    cfg: DictConfig, settings: Settings, checkpoint: Path, load_target: Callable[[], Target]
+    cfg: DictConfig,
+    settings: Settings,
+    checkpoint: Path,
+    load_target: Callable[[], Target],
+    load_vision: Callable[[torch.device], HFTarget],
 ) -> LightningDataModule:
     """The data module of ``cfg.data``; it exports what ``load_target`` teaches where artifacts are missing, or lets the
-    live target teach."""
+    live target teach. ``load_vision`` loads what it sees with onto a device, for artifacts that hold pictures."""
     if settings.online:
         return OnlineDataModule(
             load_target=load_target,
@@ -46,6 +52,7 @@ def make_datamodule(
         checkpoint=checkpoint,
         export=settings.export,
         load_target=load_target,
+        load_vision=load_vision,
         train=source(cfg, "data.train"),
         val=source(cfg, "data.val"),
         **_texts(cfg, settings),

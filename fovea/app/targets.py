@@ -15,6 +15,7 @@ from fovea.app.typed import SettingError
 from fovea.targets.checkpoint import resolve_checkpoint
 from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_target
+from fovea.targets.vision import load_vision
 
 
 def require_target(model: DictConfig) -> None:
@@ -23,6 +24,16 @@ def require_target(model: DictConfig) -> None:
         raise SettingError(f"model.dtype is {model.dtype!r}; choose from: {', '.join(DTYPES)}, auto")
     if model.path is not None or (model.build is None and not model.download):
         resolve_checkpoint(model.path, model.hub_id, model.revision)
+
+
+def require_eyes(model: DictConfig, settings: Settings) -> None:
+    """Refuses to make visual tokens again with a target whose sizes in the settings say that it reads text only."""
+    sizes = model.get("architecture")
+    if settings.export.visual == "recomputed" and sizes is not None and not sizes.get("vision_parameters", 0):
+        raise SettingError(
+            f"data.export.visual=recomputed runs the target's vision tower again, and {model.name} has none: it reads "
+            "text only; use data.export.visual=stored"
+        )
 
 
 def find_target(cfg: DictConfig, settings: Settings) -> Path:
@@ -38,6 +49,11 @@ def loader(checkpoint: Path, dtype: str, device: torch.device, *, to_device: boo
     ``to_device``."""
     place = device if to_device else torch.device("cpu")
     return lambda: load_target(checkpoint, device=place, dtype=decoding_dtype(dtype, device))
+
+
+def vision_loader(checkpoint: Path, dtype: str) -> Callable[[torch.device], HFTarget]:
+    """Loads what the target sees with onto a device, in the format that ``dtype`` stands for there."""
+    return lambda device: load_vision(checkpoint, device=device, dtype=decoding_dtype(dtype, device))
 
 
 def live_loader(checkpoint: Path, dtype: str, device: torch.device) -> Callable[[], HFTarget]:

@@ -18,7 +18,7 @@ from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
-from fovea.artifacts.schema import STORED_DTYPES
+from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _EXAMPLE = """example:
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from fovea.targets.load import default_mid_layers, load_spec, load_target
+    from fovea.targets.vision import require_sight
 
     layers = options.mid_layers or default_mid_layers(load_spec(options.target).num_layers)
     try:
@@ -49,6 +50,7 @@ def _run(options: argparse.Namespace) -> None:
             mid_layers=tuple(layers),
             feature_layers=tuple(options.feature_layers),
             dtype=options.dtype,
+            visual=options.visual,
             answers=options.answers,
             max_new_tokens=options.max_new_tokens,
             max_tokens=options.max_tokens or None,
@@ -58,6 +60,8 @@ def _run(options: argparse.Namespace) -> None:
         )
     except ValueError as error:
         raise ArtifactError(str(error)) from error
+    if config.visual == "recomputed":
+        require_sight(options.target)
     conversations = load_source(options.data)
     fingerprint = fingerprint_checkpoint(options.target, config, conversations.digest())
     dtype = COMPUTE_DTYPES[options.compute_dtype or ("bf16" if options.device.startswith("cuda") else "fp32")]
@@ -112,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mid-layers", type=int, nargs="+", help="layers of the mid state (default: the first two fifths, less two)")
     add("--feature-layers", type=int, nargs="+", default=(), help="layers whose outputs are stored too, as for EAGLE-3")
     add("--dtype", choices=STORED_DTYPES, default="bf16", help="stored dtype of the states")
+    add("--visual", choices=STORED_VISUALS, default="stored", help="keep visual tokens, or pictures to make them of")
     add("--answers", choices=("target", "dataset"), default="target", help="whose answers the drafter learns")
     add("--max-new-tokens", type=int, default=500, help="cap of the target's answers, in tokens")
     add("--max-tokens", type=int, default=5120, help="leave out longer conversations; 0 takes all")

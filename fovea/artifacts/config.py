@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fovea.artifacts.schema import STORED_DTYPES, StoredDtype
+from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS, StoredDtype, StoredVisual
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class ExportConfig:
         mid_layers: layers that the mid state of a token is chosen from; outputs of layers 1..L.
         feature_layers: layers whose outputs are stored beside, for drafters that read them.
         dtype: stored dtype of the states: bf16, fp32, or fp8 with a scale per row.
+        visual: "stored" keeps the projected visual tokens; "recomputed" keeps the pictures, of which the target's
+            vision tower makes them again when training reads a batch.
         answers: "target" lets the target answer every user turn, "dataset" takes the answers that are there.
         max_new_tokens: cap of the target's answers, in tokens.
         max_tokens: longer conversations are left out; None takes all.
@@ -27,6 +29,7 @@ class ExportConfig:
     mid_layers: tuple[int, ...]
     feature_layers: tuple[int, ...] = ()
     dtype: StoredDtype = "bf16"
+    visual: StoredVisual = "stored"
     answers: Literal["target", "dataset"] = "target"
     max_new_tokens: int = 500
     max_tokens: int | None = 5120
@@ -41,6 +44,8 @@ class ExportConfig:
             raise ValueError(f"feature_layers must be different layers, got {list(self.feature_layers)}")
         if self.dtype not in STORED_DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; choose from: {', '.join(STORED_DTYPES)}")
+        if self.visual not in STORED_VISUALS:
+            raise ValueError(f"visual is {self.visual!r}; choose from: {', '.join(STORED_VISUALS)}")
         if self.answers not in ("target", "dataset"):
             raise ValueError(f"answers is {self.answers!r}; choose from: target, dataset")
         for name in ("max_new_tokens", "max_tokens", "batch_size", "shard_bytes"):

@@ -6,12 +6,15 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
@@ -22,7 +25,7 @@ from fovea.artifacts.teaching import ConversationTeacher
 from fovea.artifacts.writer import ArtifactWriter, finish_rank, sole_writer
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation, ImageSource
-from fovea.targets.images import image_bytes
+from fovea.targets.images import encoded_picture, image_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ def export(
             while batch := [conversations[index] for index in islice(remaining, config.batch_size)]:
                 for conversation, encoded, sample in teacher.teach(batch):
                     hashes = tuple(hash_image(image) for image in conversation.images)
+                    if config.visual == "recomputed":
+                        sample = replace(sample, pictures=_pictures(conversation))
                     writer.write(sample, SampleMeta(conversation.source, encoded.image_sizes, hashes))
                 advance(len(batch))
         finish_rank(folder, fingerprint, teacher.skipped, rank, world_size)
@@ -88,6 +93,12 @@ def hash_image(image: ImageSource) -> str:
     else:
         content = image_bytes(image)
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _pictures(conversation: Conversation) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.frombuffer(bytearray(encoded_picture(image)), dtype=torch.uint8) for image in conversation.images
+    )
 
 
 def _refuse_doubled_keys(conversations: Sequence[Conversation]) -> None:

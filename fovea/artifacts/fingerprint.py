@@ -37,6 +37,7 @@ class Fingerprint:
         mid_layers: layers that the mid state is chosen from.
         feature_layers: layers whose outputs are stored; more than are wanted do no harm.
         dtype: stored dtype of the states.
+        visual: "stored", or "recomputed" where pictures stand for the visual tokens.
         answers: "dataset" or "target".
         max_new_tokens: cap of the target's answers; None if the data set's are used.
         max_tokens: conversations longer than this were left out; None if none were.
@@ -53,6 +54,7 @@ class Fingerprint:
     max_new_tokens: int | None = None
     max_tokens: int | None = None
     feature_layers: tuple[int, ...] = ()
+    visual: str = "stored"
     target: str = ""
     revision: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -66,8 +68,10 @@ class Fingerprint:
     def digest(self) -> str:
         """16 hex digits over all that must agree; names a folder in the cache."""
         binding = {name: value for name, value in asdict(self).items() if name not in PROVENANCE}
-        if not self.feature_layers:
-            del binding["feature_layers"]  # as it was before there were any
+        # As it was before there were any others.
+        for name in ("feature_layers", "visual"):
+            if getattr(self, name) == getattr(Fingerprint, name):
+                del binding[name]
         return hashlib.sha256(json.dumps(binding, sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
@@ -118,6 +122,7 @@ def fingerprint_checkpoint(
         mid_layers=config.mid_layers,
         feature_layers=config.feature_layers,
         dtype=config.dtype,
+        visual=config.visual,
         answers=config.answers,
         max_new_tokens=config.max_new_tokens if config.answers == "target" else None,
         max_tokens=config.max_tokens,

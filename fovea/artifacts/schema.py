@@ -5,8 +5,10 @@ Legend: ``T`` tokens, ``A`` rotary axes, ``N`` visual tokens, ``R`` supervised p
 Tensors of the safetensors member: ``ids`` [T] and ``positions`` [A, T] int32, ``answer_mask`` and ``is_visual`` [T]
 bool, and the states ``last`` [T, D], ``mid`` [R, D], ``visual`` [N, D] in the dtype of the export. For fp8 (e4m3) each
 row of a state is divided by its largest magnitude over 448, kept as ``<state>.scale`` [rows, 1] float32. Outputs of
-feature layers are states ``feature.<layer>`` [T, D], one for each layer that was asked for. Artifacts of older versions
-have no ``importance`` [N] float32 of the visual tokens.
+feature layers are states ``feature.<layer>`` [T, D], one for each layer that was asked for. In the place of ``visual``
+there may be encoded pictures, ``picture.0``, ``picture.1``, ... [bytes] uint8, of which the target's vision tower makes
+it again (see :mod:`fovea.targets.vision`). Artifacts of older versions have no ``importance`` [N] float32 of the visual
+tokens.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from fovea.targets.teacher_batch import TeacherSample, supervised_positions
 
 StoredDtype = Literal["bf16", "fp32", "fp8"]
 STORED_DTYPES: tuple[str, ...] = get_args(StoredDtype)
+StoredVisual = Literal["stored", "recomputed"]
+STORED_VISUALS: tuple[str, ...] = get_args(StoredVisual)
 META, TENSORS = "meta.json", "safetensors"
 
 _STATES = ("last", "mid", "visual")
@@ -37,6 +41,7 @@ _FORMAT_DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
 }
 
 
@@ -83,7 +88,7 @@ def check_sample(sample: TeacherSample) -> None:
 
 
 def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -> dict[str, bytes]:
-    """The members of ``sample`` by extension, states stored as ``dtype``.
+    """The members of ``sample`` by extension, states stored as ``dtype``; its pictures, if it has them, for ``visual``.
 
     Raises:
         ArtifactError: for tensors of unequal length or states with non-finite values, naming the key.
@@ -98,6 +103,9 @@ def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -
     if sample.importance is not None:
         tensors["importance"] = sample.importance.to("cpu", torch.float32)
     states = {name: getattr(sample, name) for name in _STATES}
+    if sample.pictures is not None:
+        del states["visual"]
+        tensors |= {f"picture.{number}": picture for number, picture in enumerate(sample.pictures)}
     if sample.features is not None:
         outputs = sample.features.chunk(len(sample.feature_layers), dim=-1)
         states |= {f"feature.{layer}": output for layer, output in zip(sample.feature_layers, outputs, strict=True)}
@@ -112,6 +120,8 @@ def encode_sample(sample: TeacherSample, meta: SampleMeta, dtype: StoredDtype) -
         "image_sizes": meta.image_sizes,
         "image_hashes": meta.image_hashes,
     }
+    if sample.pictures is not None:
+        about["pictures"] = len(sample.pictures)
     return {META: json.dumps(about).encode(), TENSORS: data}
 
 
@@ -147,6 +157,7 @@ def decode_sample(meta: bytes, data: Tensor, feature_layers: Sequence[int] = ())
     about = json.loads(meta)
     key = about["key"]
     tensors = _parse_safetensors(data, key)
+    shown = about.get("pictures")
     try:
         sample = TeacherSample(
             key=key,
@@ -156,11 +167,12 @@ def decode_sample(meta: bytes, data: Tensor, feature_layers: Sequence[int] = ())
             is_visual=tensors["is_visual"],
             last=_load_states(tensors, "last"),
             mid=_load_states(tensors, "mid"),
-            visual=_load_states(tensors, "visual"),
+            visual=_load_states(tensors, "visual") if shown is None else _no_numbers(tensors),
             grids=_pairs(about["grids"]),
             importance=tensors.get("importance"),
             features=_join_features(tensors, feature_layers),
             feature_layers=tuple(feature_layers),
+            pictures=None if shown is None else tuple(tensors[f"picture.{number}"] for number in range(shown)),
         )
     except KeyError as error:
         raise ArtifactError(
@@ -176,6 +188,13 @@ def _pairs(values: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 def _join_features(tensors: Mapping[str, Tensor], layers: Sequence[int]) -> Tensor | None:
     return torch.cat([_load_states(tensors, f"feature.{layer}") for layer in layers], dim=-1) if layers else None
+
+
+def _no_numbers(tensors: Mapping[str, Tensor]) -> Tensor:
+    """[N, D] in the place of visual tokens that are to be computed: whoever forgot to is told by every loss."""
+    dtype = torch.float32 if tensors["last"].dtype == torch.float32 else torch.bfloat16
+    rows, width = int(tensors["is_visual"].sum()), tensors["last"].shape[1]
+    return torch.full((1, 1), torch.nan, dtype=dtype).expand(rows, width)
 
 
 def _load_states(tensors: Mapping[str, Tensor], name: str) -> Tensor:

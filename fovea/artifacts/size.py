@@ -28,13 +28,29 @@ class SampleLengths:
             )
 
 
-def sample_bytes(lengths: SampleLengths, width: int, rotary_axes: int, dtype: StoredDtype, features: int = 0) -> int:
+def sample_bytes(
+    lengths: SampleLengths,
+    width: int,
+    rotary_axes: int,
+    dtype: StoredDtype,
+    features: int = 0,
+    picture_bytes: int | None = None,
+) -> int:
     """Bytes of a sample in its shard, for keys and sources of a usual length.
 
     ``width`` is that of the target's states, ``rotary_axes`` are the numbers of a rotary position, ``features`` the
-    feature layers that are stored beside.
+    feature layers that are stored beside. ``picture_bytes`` are those of the encoded pictures, if these are stored in
+    the place of visual tokens.
     """
     per_number, per_row = _BYTES[dtype]
-    rows = lengths.tokens * (1 + features) + lengths.answer + lengths.visual
+    rows = lengths.tokens * (1 + features) + lengths.answer
+    if picture_bytes is None:
+        rows, picture_bytes = rows + lengths.visual, 0
     per_token = 4 + 4 * rotary_axes + 2  # id, position, two masks
-    return rows * (width * per_number + per_row) + lengths.tokens * per_token + 4 * lengths.visual + _OVERHEAD
+    return (
+        rows * (width * per_number + per_row)
+        + lengths.tokens * per_token
+        + 4 * lengths.visual
+        + picture_bytes
+        + _OVERHEAD
+    )

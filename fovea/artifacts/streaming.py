@@ -16,7 +16,7 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -90,6 +90,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         seed: of shuffling, together with the epoch.
         cache: folder that keeps local copies of the shards; None reads them anew in every epoch.
         feature_layers: layers whose outputs are wanted.
+        collate: makes a batch of samples.
 
     Attributes:
         num_workers: what to give to the loader.
@@ -105,6 +106,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         seed: int = 0,
         cache: Path | None = None,
         feature_layers: Sequence[int] = (),
+        collate: Callable[[Sequence[TeacherSample]], Any] = TeacherBatch.collate,
     ):
         """Reads the manifest.
 
@@ -114,7 +116,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         super().__init__()
         self.location, self.manifest = location, read_manifest(location)
         self.manifest.require_feature_layers(feature_layers, location)
-        self.feature_layers = tuple(feature_layers)
+        self.feature_layers, self._collate = tuple(feature_layers), collate
         self.batch_size, self.shuffle_buffer, self.seed, self.epoch = batch_size, shuffle_buffer, seed, 0
         self._begun: tuple[int, int] = (0, 0)
         # Sets with shards of the same names share a cache folder without meeting.
@@ -164,7 +166,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         skipped = min(given[worker] * self.batch_size, share)
         samples = islice(samples, skipped, None)
         while batch := list(islice(samples, self.batch_size)):
-            yield TeacherBatch.collate(batch)
+            yield self._collate(batch)
 
     def _given(self, batches: int, workers: int) -> tuple[list[int], int]:
         """How many of a pass's first ``batches`` batches each worker has given, and whose turn it is then."""

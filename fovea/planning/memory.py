@@ -64,6 +64,7 @@ class Planned:
         max_anchors: most anchors of a micro-batch; None for all.
         features: feature layers of the target that the drafter reads.
         online: the whole target teaches in the training step.
+        sees_again: its vision tower makes the visual tokens of every batch that is read.
         export_batch: conversations per forward pass of the export.
         max_new_tokens: tokens of an answer, in the export and in the speed evaluation.
         tree: draft tree.
@@ -85,6 +86,7 @@ class Planned:
     max_anchors: int | None
     features: int
     online: bool
+    sees_again: bool
     export_batch: int
     max_new_tokens: tuple[int, int]
     tree: TreeConfig
@@ -174,8 +176,10 @@ def _held(run: Planned) -> dict[str, int]:
     size = run.precision.weights.itemsize
     # DDP sums gradients in buckets of its own.
     gradients = run.trainable * size * (2 if run.devices > 1 else 1)
+    tower = {"target's vision tower": run.architecture.vision_parameters * run.target_dtype.itemsize}
     return {
         "target's embedding and LM head": run.architecture.head_parameters * run.target_dtype.itemsize,
+        **(tower if run.sees_again else {}),
         "drafter": run.weights * size,
         "gradients": gradients,
         "optimizer state": round(run.trainable * run.optimizer_state),

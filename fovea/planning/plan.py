@@ -39,6 +39,7 @@ class Run:
         max_new_tokens: of an answer while speed is measured.
         samples: to train on.
         lengths: of a typical sample.
+        picture_bytes: its encoded pictures, where they are stored in the place of visual tokens; None where not.
         online: the live target teaches in the training step, and no artifacts are stored.
         on_gpu: whether devices are GPUs.
         device_bytes: memory of a device; None if nobody said.
@@ -59,6 +60,7 @@ class Run:
     max_new_tokens: int
     samples: int
     lengths: SampleLengths
+    picture_bytes: int | None
     online: bool
     on_gpu: bool
     device_bytes: int | None
@@ -151,6 +153,7 @@ def make_plan(run: Run) -> Plan:
         max_anchors=run.max_anchors,
         features=len(drafter.feature_layers),
         online=run.online,
+        sees_again=run.picture_bytes is not None,
         export_batch=run.export.batch_size,
         max_new_tokens=(run.export.max_new_tokens, run.max_new_tokens),
         tree=run.tree,
@@ -163,6 +166,7 @@ def make_plan(run: Run) -> Plan:
         architecture.rotary_axes,
         run.export.dtype,
         features=len(run.export.feature_layers),
+        picture_bytes=run.picture_bytes,
     )
     return Plan(
         parameters=parameters,

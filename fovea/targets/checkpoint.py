@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ _PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language
 _EMBEDDINGS = tuple(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
 _NORMS = tuple(f"{prefix}norm.weight" for prefix in _PREFIXES)
 _LM_HEADS = tuple(f"{prefix}lm_head.weight" for prefix in _PREFIXES)
+# Tensors of the language model under any of these names; what is left is what the target sees with.
+_LANGUAGE = re.compile(r"(.*\.)?(language_model|text_model|lm_head)\.|(model\.)?(layers|embed_tokens|norm)\.")
 
 # Files up to this size are hashed whole; of a larger one, its first megabyte and one of every 32.
 _WHOLE_FILE = 256 << 20
@@ -91,12 +94,21 @@ def load_head(path: str | Path, *, dtype: torch.dtype) -> TargetHead:
         CheckpointError: the folder or one of the tensors is missing.
     """
     folder = _complete(Path(path))
-    found = _read_tensors(weight_files(folder), (*_EMBEDDINGS, *_NORMS, *_LM_HEADS))
+    found = _read_tensors(weight_files(folder), frozenset((*_EMBEDDINGS, *_NORMS, *_LM_HEADS)).__contains__)
     embedding = _one(found, _EMBEDDINGS, "input embedding", folder).to(dtype)
     norm = _one(found, _NORMS, "final norm weight", folder).to(dtype)
     if AutoConfig.from_pretrained(folder).tie_word_embeddings:
         return TargetHead(embedding, embedding, norm)
     return TargetHead(embedding, _one(found, _LM_HEADS, "LM head", folder).to(dtype), norm)
+
+
+def load_sight(path: str | Path) -> dict[str, Tensor]:
+    """All tensors of the checkpoint in folder ``path`` that are not its language model's, by name; reads no others.
+
+    Raises:
+        CheckpointError: the folder or a weight file is missing.
+    """
+    return _read_tensors(weight_files(_complete(Path(path))), lambda name: _LANGUAGE.match(name) is None)
 
 
 def weights_fingerprint(path: str | Path) -> str:
@@ -128,16 +140,16 @@ def _complete(folder: Path) -> Path:
     return folder
 
 
-def _read_tensors(files: Iterable[Path], names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of the tensors ``names`` that ``files`` hold."""
-    wanted, found = frozenset(names), {}
+def _read_tensors(files: Iterable[Path], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Those of the tensors in ``files`` whose names are ``wanted``."""
+    found = {}
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as stream:
-                found |= {name: stream.get_tensor(name) for name in wanted.intersection(stream.keys())}
+                found |= {name: stream.get_tensor(name) for name in filter(wanted, stream.keys())}
         else:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            found |= {name: state[name].clone() for name in wanted.intersection(state)}
+            found |= {name: state[name].clone() for name in filter(wanted, state)}
     return found
 
 

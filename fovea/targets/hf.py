@@ -72,8 +72,8 @@ class HFTarget:
         self.prompt = ChatPrompt(processor, self.tokenizer, image_token=self.image_token, eos_ids=spec.eos_ids)
         self._text: Any = model.get_decoder()
         # transformers renames the argument: `past_key_values` up to some 5.x, `cache` after it.
-        parameters = inspect.signature(type(self._text.layers[0]).forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        arguments = {name for layer in self._text.layers[:1] for name in inspect.signature(layer.forward).parameters}
+        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
 
     @property
     def device(self) -> torch.device:

@@ -94,6 +94,19 @@ def image_bytes(source: StoredImage | Path | str) -> bytes:
         raise BrokenImageError(f"{label} cannot be read ({error}); replace the file or drop it") from error
 
 
+def encoded_picture(source: ImageSource, name: str = "a picture in memory") -> bytes:
+    """Bytes that :func:`open_image` makes the same picture of: those of its file, or a PNG of a picture in memory.
+
+    Raises:
+        BrokenImageError: there are none.
+    """
+    if not isinstance(source, Image.Image):
+        return image_bytes(source)
+    content = io.BytesIO()
+    _decode(source, name).save(content, "PNG")
+    return content.getvalue()
+
+
 def is_address(source: ImageSource) -> bool:
     """Whether ``source`` is a URL or a data URI and no path."""
     return isinstance(source, str) and source.startswith(("http://", "https://", "data:"))

@@ -33,12 +33,14 @@ class TeacherSample:
         is_visual: [T] bool.
         last: [T, D] states f, after the final norm.
         mid: [R, D] mid states at the supervised positions, in order.
-        visual: [N, D] projected visual tokens in prompt order.
+        visual: [N, D] projected visual tokens in prompt order; no numbers (NaN) where ``pictures`` stand for them.
         grids: rows and columns of each grid of visual tokens, in the order of the prompt.
         importance: [N] float32, how much the target attends to each visual token, see
             :func:`fovea.targets.importance.visual_importance`; None where it is not known.
         features: [T, k D] outputs of ``feature_layers`` side by side; None without such layers.
         feature_layers: k of them, see :mod:`fovea.targets.feature_layers`.
+        pictures: encoded pictures, each [bytes] uint8, from which the visual tokens are to be computed again; None
+            where ``visual`` holds them.
     """
 
     key: str
@@ -53,6 +55,7 @@ class TeacherSample:
     importance: Tensor | None = None
     features: Tensor | None = None
     feature_layers: tuple[int, ...] = ()
+    pictures: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,22 @@ class TestWhatIsToldOfARun:
         assert plan["typical"]["training"]["parts"]["target"] == 2 * 8_292_166_656
         assert "not stored" in capsys.readouterr().out
 
+    def test_pictures_in_the_place_of_visual_tokens(self, tmp_path, capsys):
+        model = "model=llava_next_vicuna_7b"
+        base, again = planned(tmp_path, model), planned(tmp_path, model, "data.export.visual=recomputed")
+        assert base["sample_bytes"] - again["sample_bytes"] == 2_340 * 4096 * 2 - 163_000
+        parts = again["typical"]["training"]["parts"]
+        assert parts.pop("target's vision tower") == 2 * 324_491_264
+        assert parts == base["typical"]["training"]["parts"]
+        assert "assumed to take 163,000 bytes" in capsys.readouterr().out
+        named = planned(tmp_path, model, "data.export.visual=recomputed", "planning.picture_bytes=1000")
+        assert again["sample_bytes"] - named["sample_bytes"] == 162_000
+        drawn = planned(tmp_path, "data.export.visual=recomputed")
+        assert drawn["sample_bytes"] < planned(tmp_path)["sample_bytes"]
+        assert "The pictures of 32 conversations at hand" in capsys.readouterr().out
+        with pytest.raises(SettingError, match=r"smollm2 has none: it reads text only; use .*visual=stored"):
+            planned(tmp_path, "model=smollm2", "data.export.visual=recomputed")
+
     def test_whether_it_fits(self, tmp_path, capsys):
         plan = planned(tmp_path, "model=qwen25vl", "planning.device_memory_gib=24")
         fits = {name: phase["fits"] for name, phase in plan["typical"].items()}

@@ -39,9 +39,14 @@ def test_exports_and_resumes(tmp_path, small_target_path, data, capsys, monkeypa
         (["--data", "datamodules.conversations:JsonlConversations", "path=nowhere.jsonl"], r"nowhere\.jsonl"),
         (["--batch-size", "0"], "batch_size"),
         (["--target", "nowhere"], "nowhere"),
+        (["--visual", "recomputed"], "reads text only; export with visual=stored"),
     ],
 )
 def test_errors_are_one_sentence(tmp_path, small_target_path, data, change, message):
+    if "--visual" in change:
+        config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 12}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        small_target_path = tmp_path
     arguments = ["--target", str(small_target_path), "--out", str(tmp_path), *data, *change]
     with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
         command.main(arguments)

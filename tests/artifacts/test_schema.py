@@ -27,6 +27,23 @@ def test_bit_exact(make_sample, assert_same, dtype, torch_dtype, visual):
     assert_same(round_trip(sample, dtype), sample)
 
 
+@pytest.mark.parametrize("sizes", [(), (1,), (5, 8, 0)])
+def test_pictures_in_the_place_of_visual_tokens(make_sample, assert_same, sizes):
+    sample = make_sample("k", visual=3 if sizes else 0)
+    pictures = tuple(torch.arange(size, dtype=torch.uint8) for size in sizes)
+    back = round_trip(replace(sample, pictures=pictures))
+    assert len(back.pictures) == len(pictures)
+    assert all(torch.equal(one, other) for one, other in zip(back.pictures, pictures, strict=True))
+    assert back.visual.shape == sample.visual.shape
+    assert back.visual.isnan().all()
+    assert_same(replace(back, visual=sample.visual), sample)
+    assert round_trip(sample).pictures is None
+    lost = encode_sample(replace(sample, pictures=pictures), SampleMeta(), "bf16")
+    about = lost[META].replace(b'"pictures": %d' % len(sizes), b'"pictures": 7')
+    with pytest.raises(ArtifactError, match=rf"'k' holds no tensor 'picture.{len(sizes)}'"):
+        decode_sample(about, bytes_tensor(lost[TENSORS]))
+
+
 def test_large_values_and_one_axis(make_sample, assert_same):
     sample = make_sample("k")
     sample = replace(sample, positions=sample.positions[:1], last=torch.full_like(sample.last, 1e5))

@@ -15,8 +15,9 @@ WIDTH = 96
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp8"])
+@pytest.mark.parametrize("pictures", [None, (40_000, 7_001)])
 @pytest.mark.parametrize(("lengths", "features"), [(SampleLengths(900, 500, 200), 0), (SampleLengths(500, 0, 120), 3)])
-def test_a_shard_is_as_large_as_told(dtype, lengths, features, tmp_path):
+def test_a_shard_is_as_large_as_told(dtype, lengths, features, pictures, tmp_path):
     place = torch.arange(lengths.tokens)
     axes = 3 if lengths.visual else 1
     samples = [
@@ -32,6 +33,7 @@ def test_a_shard_is_as_large_as_told(dtype, lengths, features, tmp_path):
             importance=torch.rand(lengths.visual),
             features=torch.randn(lengths.tokens, features * WIDTH) if features else None,
             feature_layers=tuple(range(1, features + 1)),
+            pictures=None if pictures is None else tuple(torch.zeros(size, dtype=torch.uint8) for size in pictures),
         )
         for number in range(20)
     ]
@@ -40,7 +42,7 @@ def test_a_shard_is_as_large_as_told(dtype, lengths, features, tmp_path):
         for sample in samples:
             writer.write(sample, SampleMeta("mixture", ((640, 480),), ("0123456789abcdef",)))
     (shard,) = tmp_path.glob("shard-*.tar")
-    told = 20 * sample_bytes(lengths, WIDTH, axes, dtype, features)
+    told = 20 * sample_bytes(lengths, WIDTH, axes, dtype, features, sum(pictures) if pictures else None)
     assert told == pytest.approx(shard.stat().st_size, rel=0.01)
 
 

@@ -45,6 +45,7 @@ def run(drafter, small_target_path) -> Planned:
         max_anchors=None,
         features=0,
         online=False,
+        sees_again=False,
         export_batch=4,
         max_new_tokens=(30, 20),
         tree=TREE,
