@@ -19,6 +19,7 @@ from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
 from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS
+from fovea.targets.spec import UnsupportedTargetError
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _EXAMPLE = """example:
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         _run(options)
-    except (ArtifactError, FileNotFoundError) as error:
+    except (ArtifactError, FileNotFoundError, UnsupportedTargetError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the samples so far are in {options.out}, the same command resumes")

@@ -44,7 +44,7 @@ def test_exports_and_resumes(tmp_path, small_target_path, data, capsys, monkeypa
 )
 def test_errors_are_one_sentence(tmp_path, small_target_path, data, change, message):
     if "--visual" in change:
-        config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 12}
+        config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "eos_token_id": 0}
         (tmp_path / "config.json").write_text(json.dumps(config))
         small_target_path = tmp_path
     arguments = ["--target", str(small_target_path), "--out", str(tmp_path), *data, *change]
