@@ -18,6 +18,7 @@ from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
+from fovea.artifacts.ranks import rank_in
 from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS
 from fovea.targets.spec import UnsupportedTargetError
 
@@ -26,13 +27,18 @@ _EXAMPLE = """example:
   python -m fovea.artifacts.export --target /models/Qwen2.5-VL-7B-Instruct --out artifacts/mix \\
       --data datamodules.conversations:JsonlConversations path=mix665k.json image_root=/data/images
 
-Several processes share the work under torchrun, or with --rank and --world-size. A run that was stopped resumes."""
+Several processes, on any hosts that share the folder, share the work: under torchrun, under srun, or with --rank and
+--world-size. The same command resumes a run that was stopped, also in another number of processes, and once all
+conversations are done the last process writes the manifest."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses ``arguments`` and exports; a user's error ends it with one sentence and exit code 1."""
-    options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        options = _parser().parse_args(arguments)
+    except ArtifactError as error:
+        sys.exit(f"error: {error}")
     try:
         _run(options)
     except (ArtifactError, FileNotFoundError, UnsupportedTargetError) as error:
@@ -108,8 +114,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    local_rank = os.environ.get("LOCAL_RANK", "0")
-    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+    rank, world_size, local = rank_in(os.environ)
+    # srun may show each process only the GPU that is its own.
+    device = f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     add = parser.add_argument
     add("--target", type=Path, required=True, help="checkpoint folder of the target")
     add("--data", nargs="+", required=True, metavar="SOURCE", help="module:factory, then key=value")
@@ -128,6 +135,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--compute-dtype", choices=tuple(COMPUTE_DTYPES), help="dtype of the target (default: bf16 on a GPU, else fp32)"
     )
-    add("--rank", type=int, default=int(os.environ.get("RANK", "0")), help="number of this process")
-    add("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", "1")), help="processes that share the work")
+    add("--rank", type=int, default=rank, help="number of this process, from 0")
+    add("--world-size", type=int, default=world_size, help="processes that share the work")
     return parser

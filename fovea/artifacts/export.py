@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from fovea.artifacts.background import Background
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
 from fovea.artifacts.manifest import MANIFEST, Manifest
+from fovea.artifacts.progress import ExportProgress
+from fovea.artifacts.ranks import shared_by, sole_writer
 from fovea.artifacts.schema import SampleMeta
-from fovea.artifacts.teaching import ConversationTeacher
-from fovea.artifacts.writer import ArtifactWriter, finish_rank, sole_writer
+from fovea.artifacts.teaching import ConversationTeacher, Taught
+from fovea.artifacts.writer import ArtifactWriter, finish_rank
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation, ImageSource
 from fovea.targets.images import encoded_picture, image_bytes
 
 logger = logging.getLogger(__name__)
+
+#: Batches that may wait to be stored. More would only hold memory of the device: if storing is slower than teaching,
+#: it sets the pace however many wait.
+_WAITING_BATCHES = 2
 
 
 def export(
@@ -47,18 +51,23 @@ def export(
     without a supervised token give no sample; each is reported and kept with its reason in the manifest.
 
     ``fingerprint`` is that of target, data and ``config``. This process takes every ``world_size``-th conversation,
-    from ``rank`` on. ``progress`` shows a bar with the time that is left.
+    from ``rank`` on, and leaves out what any rank has in a whole shard; so an export may go on with another number of
+    ranks than it began with. While the target is at work on a batch a thread stores the ones before it. ``progress``
+    shows, on rank 0, how fast all ranks that share the folder are, and the time that is left.
 
     Returns:
         The manifest, or None while other ranks are not done.
 
     Raises:
         FingerprintMismatchError: if the folder holds samples made with another fingerprint.
-        ArtifactError: for doubled keys, or if nothing gave a sample.
+        ArtifactError: for doubled keys, a rank that there is not, files that cannot be written, or if nothing gave a
+            sample.
     """
     folder = Path(folder)
-    _refuse_doubled_keys(conversations)
-    with sole_writer(folder, rank):
+    keys = _refuse_doubled_keys(conversations)
+    if not 0 <= rank < world_size:
+        raise ArtifactError(f"there is no rank {rank} among {world_size}; ranks count from 0")
+    with sole_writer(folder, rank), shared_by(folder, world_size):
         if (folder / MANIFEST).is_file():
             manifest = Manifest.read(folder)
             manifest.fingerprint.require(fingerprint, str(folder))
@@ -69,16 +78,25 @@ def export(
         pending = [index for index in mine if conversations[index].key not in writer.done]
         if len(pending) < len(mine):
             logger.info("%s holds %d of %d samples; resuming", folder, len(mine) - len(pending), len(mine))
-        with writer, _bar(len(mine), len(mine) - len(pending), progress) as advance:
+        done = len(mine) - len(pending)
+        pace = ExportProgress(folder, rank, world_size, total=len(conversations), done=done, shown=progress)
+
+        def store(taught: Taught) -> None:
+            conversation, encoded, sample = taught
+            hashes = tuple(hash_image(image) for image in conversation.images)
+            if config.visual == "recomputed":
+                sample = replace(sample, pictures=_pictures(conversation))
+            writer.write(sample, SampleMeta(conversation.source, encoded.image_sizes, hashes))
+
+        with writer, pace.shown(), Background(store, waiting=_WAITING_BATCHES * config.batch_size) as storing:
             remaining = iter(pending)
             while batch := [conversations[index] for index in islice(remaining, config.batch_size)]:
-                for conversation, encoded, sample in teacher.teach(batch):
-                    hashes = tuple(hash_image(image) for image in conversation.images)
-                    if config.visual == "recomputed":
-                        sample = replace(sample, pictures=_pictures(conversation))
-                    writer.write(sample, SampleMeta(conversation.source, encoded.image_sizes, hashes))
-                advance(len(batch))
-        finish_rank(folder, fingerprint, teacher.skipped, rank, world_size)
+                for taught in teacher.teach(batch):
+                    storing.put(taught)
+                pace.advance(len(batch), writer.bytes)
+        pace.end(writer.bytes)
+        if missing := finish_rank(folder, fingerprint, teacher.skipped, rank, world_size, keys):
+            logger.info("rank %d of %d is done; %d conversations are left to others", rank, world_size, missing)
         if not (folder / MANIFEST).is_file():
             return None
         manifest = Manifest.read(folder)
@@ -101,7 +119,8 @@ def _pictures(conversation: Conversation) -> tuple[Tensor, ...]:
     )
 
 
-def _refuse_doubled_keys(conversations: Sequence[Conversation]) -> None:
+def _refuse_doubled_keys(conversations: Sequence[Conversation]) -> set[str]:
+    """Their keys."""
     seen: set[str] = set()
     for conversation in conversations:
         if conversation.key in seen:
@@ -109,14 +128,7 @@ def _refuse_doubled_keys(conversations: Sequence[Conversation]) -> None:
                 f"two conversations have the key '{conversation.key}'; keys must be unique in a data set"
             )
         seen.add(conversation.key)
-
-
-@contextmanager
-def _bar(total: int, done: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("exporting artifacts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not shown) as bars:
-        task = bars.add_task("export", total=total, completed=done)
-        yield lambda count: bars.advance(task, count)
+    return seen
 
 
 if __name__ == "__main__":

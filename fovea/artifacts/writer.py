@@ -7,14 +7,12 @@ shard is renamed, so that a file called ``shard-*.tar`` beside its index is alwa
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
-import logging
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -26,26 +24,13 @@ from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
 from fovea.artifacts.keys import escape
 from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, write_json
+from fovea.artifacts.progress import forget_paces
+from fovea.artifacts.ranks import exclusively
 from fovea.artifacts.schema import META, TENSORS, SampleMeta, StoredDtype, encode_sample
 from fovea.targets.teacher_batch import TeacherSample
 
-logger = logging.getLogger(__name__)
-
 #: A tar archive ends with two empty blocks.
 _END_OF_ARCHIVE = bytes(2 * tarfile.BLOCKSIZE)
-
-
-@contextlib.contextmanager
-def sole_writer(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Waits until no other process writes this rank's shards in ``folder``; the lock ends with the process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".lock-{rank:02d}").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.warning("another process exports to %s; waiting for it", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def whole_shards(folder: Path, fingerprint: Fingerprint) -> list[ShardEntry]:
@@ -71,6 +56,7 @@ class ArtifactWriter:
 
     Attributes:
         done: keys of all samples in complete shards at the start.
+        bytes: appended since then.
     """
 
     def __init__(self, folder: Path, fingerprint: Fingerprint, *, dtype: StoredDtype, shard_bytes: int, rank: int = 0):
@@ -89,6 +75,7 @@ class ArtifactWriter:
         self._number = max((int(Path(name).stem.rpartition("-")[2]) + 1 for name in mine), default=0)
         for left in folder.glob(f".shard-{rank:02d}-*.partial"):
             left.unlink()
+        self.bytes = 0
         self._file: BinaryIO | None = None
         self._written = set(self.done)
 
@@ -96,17 +83,19 @@ class ArtifactWriter:
         """Appends a sample.
 
         Raises:
-            ArtifactError: for a key that was written before, or a sample that cannot be stored.
+            ArtifactError: for a key that was written before, a sample that cannot be stored, or a file that cannot be
+                written.
         """
         if sample.key in self._written:
             raise ArtifactError(f"the key '{sample.key}' occurs twice; keys of conversations must be unique")
         fragment, members = _tar_fragment(escape(sample.key), encode_sample(sample, meta, self._dtype))
-        if self._file is not None and self._size + len(fragment) > self._shard_bytes:
-            self._finish_shard()
-        if self._file is None:
-            self._start_shard()
-        assert self._file is not None
-        self._file.write(fragment)
+        with _writing_to(self.folder):
+            if self._file is not None and self._size + len(fragment) > self._shard_bytes:
+                self._finish_shard()
+            if self._file is None:
+                self._start_shard()
+            assert self._file is not None
+            self._file.write(fragment)
         self._hash.update(fragment)
         at = {name: (self._size + offset, size) for name, (offset, size) in members.items()}
         entry = SampleEntry(
@@ -121,6 +110,7 @@ class ArtifactWriter:
         )
         # Only now is the sample whole: what an interrupt leaves behind this size is cut off.
         self._size += len(fragment)
+        self.bytes += len(fragment)
         self._samples.append(entry)
         self._written.add(sample.key)
 
@@ -130,7 +120,12 @@ class ArtifactWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish_shard()
+        try:
+            with _writing_to(self.folder):
+                self._finish_shard()
+        except ArtifactError:
+            if error is None:  # otherwise the first one says more
+                raise
 
     def _start_shard(self) -> None:
         self._name = f"shard-{self.rank:02d}-{self._number:05d}.tar"
@@ -159,6 +154,17 @@ class ArtifactWriter:
         self._number += 1
 
 
+@contextlib.contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(
+            f"artifacts cannot be written to {folder} ({error.strerror or error}); make room there or mend it, and the "
+            "same command resumes behind the last whole shard"
+        ) from error
+
+
 def _tar_fragment(name: str, members: dict[str, bytes]) -> tuple[memoryview, dict[str, tuple[int, int]]]:
     """A webdataset sample as a piece of a tar archive, and offset and size of each member's content in it."""
     buffer = io.BytesIO()
@@ -171,24 +177,59 @@ def _tar_fragment(name: str, members: dict[str, bytes]) -> tuple[memoryview, dic
     return buffer.getbuffer()[:size], places
 
 
-def finish_rank(folder: Path, fingerprint: Fingerprint, skipped: dict[str, str], rank: int, world_size: int) -> None:
-    """Records that ``rank`` of ``world_size`` is done, and writes the manifest if all ranks are.
+def finish_rank(
+    folder: Path,
+    fingerprint: Fingerprint,
+    skipped: dict[str, str],
+    rank: int,
+    world_size: int,
+    keys: Collection[str] | None = None,
+) -> int:
+    """Records that ``rank`` of ``world_size`` is done, and writes the manifest if nothing is missing any more.
+
+    That is when each of ``keys``, those of all conversations, is in a whole shard or was skipped, however many ranks
+    have been at work on them; without ``keys`` it is when all ranks have recorded that they are done.
+
+    Returns:
+        How many keys, or ranks, are missing.
 
     Raises:
-        ArtifactError: if all are done and not one sample was stored.
+        ArtifactError: if all are done and not one sample was stored, or one was stored twice.
     """
-    write_json(_rank_file(folder, rank, world_size), {"skipped": skipped})
-    ranks = [_rank_file(folder, r, world_size) for r in range(world_size)]
-    if not all(path.is_file() for path in ranks):
-        return
-    everything = {}
-    for path in ranks:
-        everything |= json.loads(path.read_text(encoding="utf-8"))["skipped"]
-    manifest = Manifest(fingerprint, tuple(whole_shards(folder, fingerprint)), everything)
-    if len(manifest) == 0:
-        examples = "; ".join(f"'{key}': {reason}" for key, reason in list(everything.items())[:3])
-        raise ArtifactError(f"not one of {len(everything)} conversations gave a sample ({examples})")
-    manifest.write(folder)
+    digest = fingerprint.digest()
+    with exclusively(folder, ".lock-manifest"):
+        write_json(_rank_file(folder, rank, world_size), {"skipped": skipped, "fingerprint": digest})
+        records = {path: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*-of-*.json")}
+        everything: dict[str, str] = {}
+        for record in records.values():
+            if record.get("fingerprint", digest) == digest:
+                everything |= record["skipped"]
+        shards = whole_shards(folder, fingerprint)
+        holder: dict[str, str] = {}
+        for name, key in ((shard.name, sample.key) for shard in shards for sample in shard.samples):
+            if key in holder:
+                raise ArtifactError(
+                    f"sample '{key}' is in {holder[key]} and in {name} of {folder}; delete one of the two with its "
+                    ".json, and the same command makes what is then missing again"
+                )
+            holder[key] = name
+        if keys is None:
+            missing = sum(_rank_file(folder, r, world_size) not in records for r in range(world_size))
+        else:
+            missing = sum(key not in holder and key not in everything for key in keys)
+        if missing:
+            return missing
+        manifest = Manifest(
+            fingerprint, tuple(shards), {key: why for key, why in everything.items() if key not in holder}
+        )
+        if len(manifest) == 0:
+            examples = "; ".join(f"'{key}': {reason}" for key, reason in list(everything.items())[:3])
+            raise ArtifactError(f"not one of {len(everything)} conversations gave a sample ({examples})")
+        manifest.write(folder)
+        for left in folder.glob(".shard-*.partial"):  # of ranks that were killed and did not come back
+            left.unlink(missing_ok=True)
+        forget_paces(folder)
+    return 0
 
 
 def _rank_file(folder: Path, rank: int, world_size: int) -> Path:

@@ -9,9 +9,10 @@ import pytest
 
 from fovea.artifacts.errors import ArtifactError, FingerprintMismatchError
 from fovea.artifacts.manifest import Manifest
+from fovea.artifacts.ranks import sole_writer
 from fovea.artifacts.reading import open_artifacts
 from fovea.artifacts.schema import META, SampleMeta
-from fovea.artifacts.writer import ArtifactWriter, finish_rank, sole_writer, whole_shards
+from fovea.artifacts.writer import ArtifactWriter, finish_rank, whole_shards
 
 
 def writer(folder, fingerprint, **settings):
