@@ -24,7 +24,8 @@ from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
-from fovea.artifacts.streaming import StreamedArtifacts, is_remote
+from fovea.artifacts.streaming import StreamedArtifacts
+from fovea.artifacts.transport import Patience, is_remote
 from fovea.targets.base import Target
 from fovea.targets.hf import HFTarget
 from fovea.targets.teacher_batch import TeacherSample
@@ -48,6 +49,8 @@ class LoaderConfig:
         val_fraction: share of the training artifacts that is kept for validation if there are no others for it.
         seed: of shuffling and of that choice.
         shuffle_buffer: samples among which the next one is drawn when streaming.
+        retries: further attempts at a shard that cannot be streamed.
+        timeout: seconds without a byte after which a server that streams counts as silent.
         curriculum: how the share of pictures rises over the training; None takes the samples as they are.
     """
 
@@ -56,6 +59,8 @@ class LoaderConfig:
     val_fraction: float = 0.05
     seed: int = 0
     shuffle_buffer: int = 256
+    retries: int = 3
+    timeout: float = 60.0
     curriculum: Curriculum | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +70,8 @@ class LoaderConfig:
             raise ValueError(f"num_workers must be at least 0, got {self.num_workers}")
         if not 0 <= self.val_fraction < 1:
             raise ValueError(f"val_fraction must be in [0, 1), got {self.val_fraction}")
+        if self.retries < 0 or self.timeout <= 0:
+            raise ValueError(f"retries must be at least 0 and timeout above 0, got {self.retries} and {self.timeout}")
         if self.shuffle_buffer < 0:
             raise ValueError(f"shuffle_buffer must be at least 0, got {self.shuffle_buffer}")
 
@@ -82,7 +89,7 @@ class ArtifactDataModule(L.LightningDataModule):
         export: how artifacts are made.
         load_target: called only if something must be exported.
         load_vision: loads the vision tower onto a device; None does so in float32.
-        train: conversations, or the folder or URL of finished artifacts (see ``fovea.artifacts.streaming``).
+        train: conversations, or the folder or URL of finished artifacts (see ``fovea.artifacts.transport``).
         val: the same for validation; None takes ``loader.val_fraction`` of local training artifacts, chosen so that no
             picture is on both sides.
         texts: more to train on under a curriculum: conversations without pictures, or local artifacts of some.
@@ -208,6 +215,7 @@ class ArtifactDataModule(L.LightningDataModule):
                 cache=self.root / "streamed",
                 feature_layers=self.export_config.feature_layers,
                 collate=self._collate,
+                patience=Patience(self.loader.retries, self.loader.timeout),
             )
         else:
             artifacts = open_artifacts(location, self.export_config.feature_layers)

@@ -1,9 +1,12 @@
-"""The streaming door: batches out of remote or piped shards, in webdataset's pipeline, with a local cache.
+"""The streaming door: batches out of remote or piped shards that are read from front to back, with a local cache.
 
-Shards are dealt to ranks and loader workers in the order of the manifest, always the same ones, so that each machine
-caches only its own; what is shuffled per epoch is the order of a worker's shards and of the samples in a buffer. On
-one rank an epoch is every sample once. On several each rank gives the same number of batches: a worker that has more
-samples than its share stops early, one that has fewer starts over.
+An epoch takes every sample once. So that all ranks take equally many steps, up to ranks - 1 samples come twice in it:
+of S samples on R ranks each rank takes ceil(S / R), those that hold fewer their first one again. Nothing is lost.
+
+Samples are dealt in one run of neighbours per rank, and within it one per loader worker, always the same ones, so that
+each machine reads and caches only what it needs. Where a run ends within a shard, both neighbours read that shard; so
+there may be more ranks and workers than shards. What is shuffled per epoch is the order of a worker's shards and of the
+samples in a buffer; that of the shards in which samples are dealt is drawn once per set.
 
 An epoch can be begun again behind any of its batches: with the same ranks, workers and batch size the rest is what it
 would have been. What lies before is read once more, but from the cache, if there is one. With others the rest is dealt
@@ -12,85 +15,59 @@ anew, so that samples may come twice in that epoch, or not at all; the next epoc
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import random
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils.data import IterableDataset
 from webdataset.filters import shuffle
-from webdataset.gopen import gopen
-from webdataset.pipeline import DataPipeline
-from webdataset.shardlists import SimpleShardList
 from webdataset.tariterators import group_by_keys, tar_file_expander
-from webdataset.utils import (
-    enforce_security,  # pyright: ignore[reportAttributeAccessIssue]  (its stub lacks it)
-    pytorch_worker_info,
-)
+from webdataset.utils import pytorch_worker_info
 
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.manifest import MANIFEST, Manifest, ShardEntry
+from fovea.artifacts.manifest import ShardEntry
 from fovea.artifacts.reading import check_entry
 from fovea.artifacts.schema import META, TENSORS, decode_sample
+from fovea.artifacts.transport import Patience, ShardSource, read_manifest
 from fovea.targets.teacher_batch import TeacherBatch, TeacherSample
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 1 << 20
 
+def deal(samples: int, rank: tuple[int, int], worker: tuple[int, int]) -> list[int]:
+    """Numbers of the samples of an epoch that a ``rank`` of so many and a ``worker`` of so many in it take.
 
-def is_remote(location: str) -> bool:
-    """True for a URL or a pipe, false for a local folder."""
-    return "://" in location or location.startswith("pipe:")
-
-
-def open_location(location: str, name: str) -> BinaryIO:
-    """The file ``name`` at ``location``: a folder, a URL, or a command ``pipe:... {name} ...``.
-
-    As everywhere in webdataset, WDS_SECURE=1 in the environment forbids pipes.
+    See the module's docstring. Workers of one rank take equally many or one more; a worker takes as many on every rank.
     """
-    if not is_remote(location):
-        return (Path(location) / name).open("rb")
-    if location.startswith("pipe:") and enforce_security:
-        raise ArtifactError(f"WDS_SECURE=1 in the environment forbids commands ({location}); give a folder or URL")
-    if location.startswith("pipe:") and "{name}" not in location:
-        raise ArtifactError(f"'{location}' reads no particular file; write {{name}} where the name of a shard belongs")
-    opened = gopen(location.replace("{name}", name) if "{name}" in location else f"{location.rstrip('/')}/{name}")
-    return cast(BinaryIO, opened)
-
-
-def read_manifest(location: str) -> Manifest:
-    """The manifest at ``location``.
-
-    Raises:
-        ArtifactError: if it cannot be read there.
-    """
-    if not is_remote(location):
-        return Manifest.read(Path(location))
-    try:
-        with open_location(location, MANIFEST) as stream:
-            return Manifest.from_bytes(stream.read(), f"{location} {MANIFEST}")
-    except OSError as error:
-        raise ArtifactError(f"no finished artifacts at {location}: {MANIFEST} cannot be read ({error})") from error
+    number, ranks = rank
+    mine = list(range(number * samples // ranks, (number + 1) * samples // ranks))
+    each = -(-samples // ranks)
+    mine += mine[: each - len(mine)]
+    number, workers = worker
+    size, more = divmod(each, workers)
+    start = number * size + min(number, more)
+    return mine[start : start + size + (number < more)]
 
 
 class StreamedArtifacts(IterableDataset[TeacherBatch]):
-    """Batches of samples from shards that are read from front to back; give it to a loader with ``batch_size=None``.
+    """Batches of samples from shards; give it to a loader with ``batch_size=None``.
 
     Args:
-        location: see :func:`open_location`.
+        location: see :func:`fovea.artifacts.transport.address`.
         batch_size: samples per batch; a worker's last batch may be smaller.
-        num_workers: loader workers that will read; capped, with a notice, to the shards that each rank has.
+        num_workers: loader workers that will read; capped, with a notice, to the samples that each rank has.
         shuffle_buffer: samples among which the next one is drawn; 0 reads in the order of the shards.
         seed: of shuffling, together with the epoch.
         cache: folder that keeps local copies of the shards; None reads them anew in every epoch.
         feature_layers: layers whose outputs are wanted.
         collate: makes a batch of samples.
+        patience: with a source that fails.
 
     Attributes:
         num_workers: what to give to the loader.
@@ -107,34 +84,42 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         cache: Path | None = None,
         feature_layers: Sequence[int] = (),
         collate: Callable[[Sequence[TeacherSample]], Any] = TeacherBatch.collate,
+        patience: Patience | None = None,
     ):
         """Reads the manifest.
 
         Raises:
-            ArtifactError: if there is none, there are fewer shards than ranks, or the layers were not exported.
+            ArtifactError: if there is none, there are fewer samples than ranks, or the layers were not exported.
         """
         super().__init__()
-        self.location, self.manifest = location, read_manifest(location)
+        patience = patience or Patience()
+        self.location, self.manifest = location, read_manifest(location, patience)
         self.manifest.require_feature_layers(feature_layers, location)
         self.feature_layers, self._collate = tuple(feature_layers), collate
         self.batch_size, self.shuffle_buffer, self.seed, self.epoch = batch_size, shuffle_buffer, seed, 0
         self._begun: tuple[int, int] = (0, 0)
         # Sets with shards of the same names share a cache folder without meeting.
-        self.cache = None if cache is None else cache / self.manifest.fingerprint.digest()
+        digest = self.manifest.fingerprint.digest()
+        self.source = ShardSource(location, patience, None if cache is None else cache / digest)
+        self._shards = list(self.manifest.shards)
+        if shuffle_buffer:
+            random.Random(digest).shuffle(self._shards)
         _, world_size, _, _ = pytorch_worker_info()
-        shards = len(self.manifest.shards)
-        if not len(self.manifest):
+        samples, shards = len(self.manifest), len(self._shards)
+        if not samples:
             raise ArtifactError(f"the artifacts at {location} hold no sample; export again")
-        if shards < world_size:
-            raise ArtifactError(
-                f"{world_size} ranks cannot share the {shards} shards at {location}; export with smaller shard_bytes, "
-                "or read a local copy through the indexed door"
-            )
-        self.num_workers = min(num_workers, shards // world_size)
+        if samples < world_size:
+            raise ArtifactError(f"{world_size} ranks cannot share the {samples} samples at {location}; use fewer")
+        self.num_workers = min(num_workers, -(-samples // world_size))
         if self.num_workers < num_workers:
             logger.warning(
-                "%d shards on %d ranks leave work for %d of %d loader workers on each; using %d",
-                shards, world_size, self.num_workers, num_workers, self.num_workers,
+                "%d samples on %d ranks leave work for %d of %d loader workers on each; using %d",
+                samples, world_size, self.num_workers, num_workers, self.num_workers,
+            )  # fmt: skip
+        if (readers := world_size * max(1, self.num_workers)) > shards:
+            logger.warning(
+                "%d shards for %d readers: some are read by several of them; a smaller shard_bytes spares that",
+                shards, readers,
             )  # fmt: skip
 
     def set_epoch(self, epoch: int) -> None:
@@ -160,11 +145,11 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
         given, turn = self._given(self.first_batch, workers)
         # A loader takes batches from its workers in turn, from the first one on: that is the one whose turn it was.
         worker = (worker + turn) % workers
-        share = self._share(rank, world_size, worker, workers)
         shuffler = random.Random(f"{self.seed}-{self.epoch}-{rank}-{worker}")
-        samples = islice(self._forever(shuffler, (rank, world_size), (worker, workers)), share)
-        skipped = min(given[worker] * self.batch_size, share)
-        samples = islice(samples, skipped, None)
+        samples: Iterator[TeacherSample] = self._samples((rank, world_size), (worker, workers), shuffler)
+        if self.shuffle_buffer:
+            samples = iter(shuffle(self.shuffle_buffer, initial=self.shuffle_buffer, rng=shuffler)(samples))
+        samples = islice(samples, given[worker] * self.batch_size, None)
         while batch := list(islice(samples, self.batch_size)):
             yield self._collate(batch)
 
@@ -182,80 +167,85 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
     def _batches_of(self, workers: int) -> list[int]:
         """Batches that each of ``workers`` workers of this rank gives in an epoch."""
         rank, world_size, _, _ = pytorch_worker_info()
-        return [-(-self._share(rank, world_size, worker, workers) // self.batch_size) for worker in range(workers)]
+        shares = (deal(len(self.manifest), (rank, world_size), (worker, workers)) for worker in range(workers))
+        return [-(-len(share) // self.batch_size) for share in shares]
 
-    def _share(self, rank: int, world_size: int, worker: int, workers: int) -> int:
-        """Samples that a worker gives in an epoch."""
-        if world_size == 1:
-            return sum(len(shard.samples) for shard in self.manifest.shards[worker::workers])
-        per_rank = len(self.manifest) // world_size
-        return per_rank // workers + (worker < per_rank % workers)
-
-    def _forever(
-        self, shuffler: random.Random, rank: tuple[int, int], worker: tuple[int, int]
+    def _samples(
+        self, rank: tuple[int, int], worker: tuple[int, int], shuffler: random.Random
     ) -> Iterator[TeacherSample]:
-        """Samples of the shards dealt to a ``rank`` of so many and a ``worker`` of so many in it, over and over."""
-        shards = {shard.name: shard for shard in self.manifest.shards}
-        dealt = list(shards)[rank[0] :: rank[1]][worker[0] :: worker[1]]
-        while True:
-            stages: list[Any] = [SimpleShardList(dealt)]
-            if self.shuffle_buffer:
-                stages.append(shuffle(len(shards), initial=len(shards), rng=shuffler))
-            stages.append(lambda urls: (s for url in urls for s in self._shard_samples(shards[url["url"]])))
-            if self.shuffle_buffer:
-                stages.append(shuffle(self.shuffle_buffer, initial=self.shuffle_buffer, rng=shuffler))
-            yield from DataPipeline(*stages)
+        """Samples dealt to a ``rank`` of so many and a ``worker`` of so many in it, shard by shard."""
+        wanted = Counter(deal(len(self.manifest), rank, worker))
+        ends = list(accumulate(len(shard.samples) for shard in self._shards))
+        read = []
+        for shard, end in zip(self._shards, ends, strict=True):
+            times = [wanted[place] for place in range(end - len(shard.samples), end)]
+            if any(times):
+                read.append((shard, times))
+        if self.shuffle_buffer:
+            shuffler.shuffle(read)
+        for shard, times in read:
+            yield from self._shard_samples(shard, times)
 
-    def _shard_samples(self, shard: ShardEntry) -> Iterator[TeacherSample]:
-        """All samples of a shard, checked against the manifest.
+    def _shard_samples(self, shard: ShardEntry, times: list[int]) -> Iterator[TeacherSample]:
+        """The samples of a shard, each as often as ``times`` says, checked against the manifest.
+
+        A source that fails on the way is asked again, and what has been given is passed over.
 
         Raises:
             ArtifactError: if the shard is cut, damaged or another one, with the numbers.
         """
+        times = list(times)
+        for number in range(self.source.retries + 1):
+            try:
+                for place, sample in self._read(shard, times):
+                    again, times[place] = times[place], 0
+                    for _ in range(again):
+                        yield sample
+                return
+            except _BrokenShardError as error:
+                if number == self.source.retries:
+                    if not number:
+                        raise
+                    raise self.source.failed(shard, str(error)) from error
+                pause = self.source.patience.pause * 2**number
+                logger.warning("%s; once more in %.0f s", error, pause)
+                time.sleep(pause)
+
+    def _read(self, shard: ShardEntry, times: Sequence[int]) -> Iterator[tuple[int, TeacherSample]]:
+        """Places in the shard, and samples, of those that are still wanted, up to the last of them."""
         found, where = 0, f"{self.location} {shard.name}"
+        until = max((place + 1 for place, count in enumerate(times) if count), default=0)
+        if not until:
+            return
         try:
-            with self._open(shard) as stream:
+            with self.source.open(shard) as stream:
                 for members in group_by_keys(_tar_members(stream, shard.name)):
-                    entry = shard.samples[found] if found < len(shard.samples) else None
-                    if entry is None:
+                    if found == len(shard.samples):
                         raise ArtifactError(f"{where} has more samples than the {found} of the manifest")
                     if META not in members or TENSORS not in members:
                         lacking = f" (sample '{members['__key__']}' lacks {META} or {TENSORS})"
-                        raise ArtifactError(_broken(where, found, shard, lacking))
-                    sample = _decode(members, self.feature_layers)
-                    check_entry(sample, entry, where)
+                        raise _BrokenShardError(_broken(where, found, shard, lacking))
+                    if times[found]:
+                        sample = _decode(members, self.feature_layers)
+                        check_entry(sample, shard.samples[found], where)
+                        # A command that is not read to its end complains; whoever takes samples may stop here.
+                        stream.ignore_errors = True  # pyright: ignore[reportAttributeAccessIssue]
+                        yield found, sample
+                        stream.ignore_errors = False  # pyright: ignore[reportAttributeAccessIssue]
                     found += 1
-                    yield sample
+                    if found == until < len(shard.samples):
+                        stream.ignore_errors = True  # pyright: ignore[reportAttributeAccessIssue]
+                        return
         except ArtifactError:
             raise
         except Exception as error:  # whatever tar reader or transport make of a broken stream
-            raise ArtifactError(_broken(where, found, shard, f" ({error})")) from error
+            raise _BrokenShardError(_broken(where, found, shard, f" ({error})")) from error
         if found != len(shard.samples):
-            raise ArtifactError(_broken(where, found, shard, ""))
+            raise _BrokenShardError(_broken(where, found, shard, ""))
 
-    def _open(self, shard: ShardEntry) -> BinaryIO:
-        if self.cache is None:
-            return open_location(self.location, shard.name)
-        path = self.cache / shard.name
-        if not path.is_file() or path.stat().st_size != shard.bytes:
-            self._download(shard, path)
-        return path.open("rb")
 
-    def _download(self, shard: ShardEntry, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        digest, size = hashlib.sha256(), 0
-        with open_location(self.location, shard.name) as stream, partial.open("wb") as file:
-            while chunk := stream.read(_CHUNK):
-                size += file.write(chunk)
-                digest.update(chunk)
-        if digest.hexdigest() != shard.sha256:
-            partial.unlink()
-            raise ArtifactError(
-                f"{self.location} {shard.name} arrived with {size} bytes of {shard.bytes} or with other content "
-                "(sha256 differs from the manifest); check the copy there"
-            )
-        partial.rename(path)
+class _BrokenShardError(ArtifactError):
+    """A shard that ended early or is no shard; it may come whole the next time."""
 
 
 def _tar_members(stream: BinaryIO, name: str) -> Iterable[dict[str, Any]]:
