@@ -7,7 +7,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE WANDB_MODE=offline
 # Arguments of the entry points and of pytest, e.g. make train ARGS="experiment=smoke"
 ARGS ?=
 
-.PHONY: help setup train evaluate test whole lint format table bench clean
+.PHONY: help setup train evaluate test whole lint format table evidence bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -38,8 +38,11 @@ format: $(VENV)/.dev  ## let ruff mend what it can
 table: $(VENV)/.run  ## every method, trained with an equal budget and measured, in one table
 	$(BIN)/python benchmarks/methods.py $(ARGS)
 
+evidence: $(VENV)/.run  ## all tables and figures of both papers on one page; make evidence ARGS="--list" says what and how long
+	$(BIN)/python benchmarks/evidence.py $(ARGS)
+
 bench: $(VENV)/.run  ## every other benchmark, one after the other
-	@for file in $(filter-out benchmarks/methods.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/methods.py benchmarks/evidence.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:           ## what runs and tests leave behind; not the cache of targets and artifacts
 	rm -rf outputs multirun wandb build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,33 @@
+"""Command lines of campaigns: what is theirs, and what goes on to the entry points."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from fovea.app.launch import CONFIG_DIR
+
+#: Folder of trained drafters in the cache, where targets and artifacts are.
+DRAFTERS = "drafters"
+
+
+def overrides_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[str, ...]:
+    """The ``words`` that ``parser`` left over, if all are overrides of settings; otherwise it ends the program."""
+    if strangers := [word for word in words if word.startswith("-") or "=" not in word]:
+        parser.error(f"unknown arguments: {' '.join(strangers)}")
+    return tuple(words)
+
+
+def path(text: str) -> Path:
+    """A path from where one stands; jobs run from there too."""
+    return Path(text).expanduser().resolve()
+
+
+def default_checkpoints(overrides: Sequence[str]) -> Path:
+    """Where drafters are kept, unless it is said: beside the targets, in the cache that the settings name."""
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        cfg = compose("train", overrides=list(overrides))
+    return path(cfg.paths.cache) / DRAFTERS

@@ -1,0 +1,70 @@
+"""What a run depends on, as short digests: its settings, and the code that does the work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fovea.app.launch import CONFIG_DIR
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Code that decides what a trained drafter is, and what is measured of it; reports and trackers do neither.
+TRAINING_CODE = ("datamodules", *(f"fovea/{n}" for n in ("artifacts", "drafters", "targets", "training", "visual")))
+MEASURING_CODE = (
+    "datamodules",
+    "fovea/evaluation",
+    *(f"fovea/{n}" for n in ("decoding", "drafters", "targets", "visual")),
+)
+#: In these folders lies what only shows figures.
+_SHOWS = ("page", "papers")
+#: Settings that say where things lie, what they are called, and who is told.
+_ASIDE = ("callbacks", "checkpoints", "ckpt", "init_from", "logger", "name", "page", "paths", "resume", "tags")
+#: Those of measuring, which a training that measures nothing has no use for.
+_MEASURING = ("benchmark", "speed")
+_DIGITS = 12
+
+
+def settings_digest(config_name: str, overrides: Sequence[str], *made_from: str) -> str:
+    """Hex digits over the composed settings of a run, folders and names left out.
+
+    A change of a file under ``conf`` changes it as a typed one does.
+
+    Args:
+        config_name: train or evaluate.
+        overrides: as on the command line.
+        made_from: digests of what the run starts from, such as its checkpoint.
+
+    Raises:
+        hydra.errors.HydraException: an override cannot be used.
+    """
+    text = json.dumps([config_name, _settings(config_name, tuple(overrides)), *made_from])
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+@cache
+def _settings(config_name: str, overrides: tuple[str, ...]) -> str:
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        cfg = compose(config_name, overrides=list(overrides))
+    for name in cfg.paths:
+        OmegaConf.update(cfg, f"paths.{name}", f"<{name}>")
+    plain = {str(k): v for k, v in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]
+    aside = _ASIDE if plain["speed_eval"] or config_name == "evaluate" else (*_ASIDE, *_MEASURING)
+    return json.dumps({k: v for k, v in plain.items() if k not in aside}, sort_keys=True, default=str)
+
+
+@cache
+def code_digest(folders: tuple[str, ...], root: Path = ROOT) -> str:
+    """Hex digits over the Python files below ``folders``, by their places and contents."""
+    found = hashlib.sha256()
+    for folder in sorted(folders):
+        for path in sorted((root / folder).rglob("*.py")):
+            place = path.relative_to(root)
+            if not set(_SHOWS) & set(place.parts):
+                found.update(f"{place.as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:_DIGITS]
