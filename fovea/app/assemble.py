@@ -26,6 +26,7 @@ from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import CONFIGS, TrainingFree
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
+from fovea.evaluation.page.build import PAGE, page_over
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
 from fovea.targets.hf import HFTarget
@@ -187,6 +188,7 @@ def conclude(
 @rank_zero_only
 def _report(job: Job, loggers: list[Logger]) -> None:
     result = write_report(job.folder)
+    page = page_over([job.folder], job.folder / PAGE)[0] if job.settings.page else None
     tracking.log_result(loggers, result.summary(), job.folder)
     print_table(result)
-    print(f"report in {job.folder / 'report.md'}")
+    print(f"report in {job.folder / 'report.md'}" + (f", page in {page}" if page else ""))

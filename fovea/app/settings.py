@@ -33,6 +33,7 @@ class Settings:
         online: the live target teaches in the training step; no artifacts.
         speed_eval: measure decoding speed while training and at its end.
         gates: run the gates before training.
+        page: write a page over the run at its end.
         budget: visual budgets that an evaluation compares; None for none.
     """
 
@@ -48,6 +49,7 @@ class Settings:
     online: bool
     speed_eval: bool
     gates: bool
+    page: bool = True
     budget: Any = None
 
 
@@ -75,6 +77,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         online=convert(cfg.data.online, bool, "data.online"),
         speed_eval=convert(cfg.speed_eval, bool, "speed_eval"),
         gates=convert(cfg.gates, bool, "gates"),
+        page=convert(cfg.page, bool, "page"),
         budget=build_named(cfg, "diagnostics"),
     )
     if name not in training_free.CONFIGS:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.outcome import FILE, Outcome
+from fovea.app.typed import convert
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Job:
 
 
 class SweepSummary(Callback):
-    """Writes ``summary.csv``, ``summary.md`` and ``summary.png`` and prints the table.
+    """Writes ``summary.csv``, ``summary.md``, ``summary.png`` and ``page.html``, and prints the table.
 
     Ends the process with exit code 1 if a job failed, after all of them have run.
     """
@@ -47,12 +48,29 @@ class SweepSummary(Callback):
         (folder / "summary.md").write_text(text, encoding="utf-8")
         plot(jobs, varying(jobs, swept), self.metrics[:2], folder / "summary.png")
         failed = [job for job in jobs if job.outcome.status != "completed"]
-        print(f"\n{text}\n{len(jobs) - len(failed)} of {len(jobs)} jobs completed; summary in {folder}")
+        page = write_sweep_page(folder) if _wants_page(config) else None
+        where = f"summary in {folder}" + (f", page in {page}" if page else "")
+        print(f"\n{text}\n{len(jobs) - len(failed)} of {len(jobs)} jobs completed; {where}")
         for job in failed:
             print(f"job {job.name} {job.outcome.status}: {job.outcome.error} (traceback in {folder / job.name})")
         if failed:
             sys.stdout.flush()
             raise SystemExit(1)
+
+
+def _wants_page(config: DictConfig) -> bool:
+    page = OmegaConf.select(config, "page", default=True)
+    return convert(page, bool, "page")
+
+
+def write_sweep_page(folder: Path) -> Path | None:
+    """One page over all jobs of the sweep in ``folder``, in it; None if they measured nothing."""
+    from fovea.evaluation.page.build import PAGE, page_over
+
+    try:
+        return page_over([folder], folder / PAGE)[0]
+    except FileNotFoundError:
+        return None
 
 
 def read_jobs(folder: Path) -> list[Job]:

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from fovea.app.launch import CONFIG_DIR
+from fovea.app.typed import convert
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Code that decides what a trained drafter is, and what is measured of it; reports and trackers do neither.
@@ -21,8 +22,10 @@ MEASURING_CODE = (
     "fovea/evaluation",
     *(f"fovea/{n}" for n in ("decoding", "drafters", "targets", "visual")),
 )
-#: In these folders lies what only shows figures.
-_SHOWS = ("page", "papers")
+#: Folders and files among them that only show figures.
+_SHOWS = {"page", "papers", "style.py", "table.py"} | {
+    f"{prefix}{name}.py" for prefix in ("", "budget_", "published_") for name in ("plots", "report")
+}
 #: Settings that say where things lie, what they are called, and who is told.
 _ASIDE = ("callbacks", "checkpoints", "ckpt", "init_from", "logger", "name", "page", "paths", "resume", "tags")
 #: Those of measuring, which a training that measures nothing has no use for.
@@ -54,7 +57,8 @@ def _settings(config_name: str, overrides: tuple[str, ...]) -> str:
     for name in cfg.paths:
         OmegaConf.update(cfg, f"paths.{name}", f"<{name}>")
     plain = {str(k): v for k, v in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]
-    aside = _ASIDE if plain["speed_eval"] or config_name == "evaluate" else (*_ASIDE, *_MEASURING)
+    measures = config_name == "evaluate" or convert(plain["speed_eval"], bool, "speed_eval")
+    aside = _ASIDE if measures else (*_ASIDE, *_MEASURING)
     return json.dumps({k: v for k, v in plain.items() if k not in aside}, sort_keys=True, default=str)
 
 
@@ -65,6 +69,6 @@ def code_digest(folders: tuple[str, ...], root: Path = ROOT) -> str:
     for folder in sorted(folders):
         for path in sorted((root / folder).rglob("*.py")):
             place = path.relative_to(root)
-            if not set(_SHOWS) & set(place.parts):
+            if not _SHOWS & set(place.parts):
                 found.update(f"{place.as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()[:_DIGITS]

@@ -19,7 +19,12 @@ CONFIDENCE = 0.95
 #: Default number of resamples.
 RESAMPLES = 1000
 #: Figures with an interval, by their names in :data:`fovea.evaluation.metrics.DEFINITIONS`.
-FIGURES: tuple[str, ...] = ("tau", "accepted_drafts_per_round", "speedup", "decode_speedup")
+FIGURES: tuple[str, ...] = (
+    *("tau", "accepted_drafts_per_round", "speedup", "decode_speedup"),
+    *("prefill_share", "draft_share", "verify_share"),  # of ``time_share``
+)
+#: What a conversation adds to the sums behind them.
+_SUMS = 10
 
 #: Counts of conversations that are drawn at a time.
 _CHUNK = 1 << 21
@@ -34,26 +39,41 @@ def speed_intervals(
     pairs: Sequence[Pair], resamples: int = RESAMPLES, *, seed: int = 0, confidence: float = CONFIDENCE
 ) -> dict[str, Interval | None]:
     """An interval per figure of :data:`FIGURES`; None where there is none, as :func:`ratio_intervals` says."""
-    sums: dict[str, np.ndarray] = {}
-    for speculative, autoregressive in pairs:
-        unit = sums.setdefault(conversation_of(speculative.key), np.zeros(7))
-        rounds = speculative.rounds
-        unit += (
-            len(rounds),
-            sum(r.committed for r in rounds),
-            sum(r.accepted for r in rounds),
-            speculative.total_s,
-            autoregressive.total_s,
-            speculative.total_s - speculative.prefill_s,
-            autoregressive.total_s - autoregressive.prefill_s,
-        )
-    units = np.array([sums[key] for key in sorted(sums)]).reshape(-1, 7)
-    rounds, committed, accepted, spec, ar, spec_decode, ar_decode = range(7)
+    sums = _by_conversation(pairs)
+    units = np.array([sums[key] for key in sorted(sums)]).reshape(-1, _SUMS)
+    rounds, committed, accepted, spec, ar, spec_decode, ar_decode, prefill, draft, verify = range(_SUMS)
     ratios = [(committed, rounds), (accepted, rounds), (ar, spec), (ar_decode, spec_decode)]
+    ratios += [(part, spec) for part in (prefill, draft, verify)]
     found = dict(zip(FIGURES, ratio_intervals(units, ratios, resamples, seed, confidence), strict=True))
     if found["tau"] is None:  # without rounds nothing was decoded speculatively
         found["decode_speedup"] = None
     return found
+
+
+def tau_difference(
+    changed: Sequence[Pair],
+    whole: Sequence[Pair],
+    resamples: int = RESAMPLES,
+    *,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+) -> tuple[float, Interval] | None:
+    """tau of one evaluation minus that of another, and its interval, over the conversations that both have answered.
+
+    Both are drawn together, conversation by conversation, so that what makes a prompt hard cancels. None where
+    :func:`ratio_intervals` has no interval for one of them.
+    """
+    first, second = _by_conversation(changed), _by_conversation(whole)
+    keys = sorted(first.keys() & second.keys())
+    units = np.array([[*first[key][:2], *second[key][:2]] for key in keys]).reshape(-1, 4)
+    if len(units) < 2 or resamples < 1:
+        return None
+    drawn = _resampled(units, resamples, seed)
+    if (drawn[:, [0, 2]] <= 0).any():
+        return None
+    differences = drawn[:, 1] / drawn[:, 0] - drawn[:, 3] / drawn[:, 2]
+    total = units.sum(0)
+    return total[1] / total[0] - total[3] / total[2], np.quantile(differences, _tails(confidence)).tolist()
 
 
 def ratio_intervals(
@@ -71,9 +91,42 @@ def ratio_intervals(
     Returns:
         Bounds per ratio; None with fewer than two units, and where a resample leaves a ratio undefined.
     """
-    count = len(units)
-    if count < 2 or resamples < 1:
+    if len(units) < 2 or resamples < 1:
         return [None] * len(ratios)
+    sums = _resampled(units, resamples, seed)
+    intervals: list[Interval | None] = []
+    for above, below in ratios:
+        if (sums[:, below] <= 0).any():
+            intervals.append(None)
+        else:
+            intervals.append(np.quantile(sums[:, above] / sums[:, below], _tails(confidence)).tolist())
+    return intervals
+
+
+def _by_conversation(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+    """What each conversation adds to the sums, rounds and committed tokens first."""
+    sums: dict[str, np.ndarray] = {}
+    for speculative, autoregressive in pairs:
+        unit = sums.setdefault(conversation_of(speculative.key), np.zeros(_SUMS))
+        rounds = speculative.rounds
+        unit += (
+            len(rounds),
+            sum(r.committed for r in rounds),
+            sum(r.accepted for r in rounds),
+            speculative.total_s,
+            autoregressive.total_s,
+            speculative.total_s - speculative.prefill_s,
+            autoregressive.total_s - autoregressive.prefill_s,
+            speculative.prefill_s,
+            sum(r.draft_s for r in rounds),
+            sum(r.verify_s for r in rounds),
+        )
+    return sums
+
+
+def _resampled(units: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """[resamples, F] sums over N of the N ``units`` [N, F], drawn with replacement."""
+    count = len(units)
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK // count)
     parts = []
@@ -82,12 +135,8 @@ def ratio_intervals(
         drawn = generator.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
         times = np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count)
         parts.append(times @ units)
-    sums = np.concatenate(parts)
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    intervals: list[Interval | None] = []
-    for above, below in ratios:
-        if (sums[:, below] <= 0).any():
-            intervals.append(None)
-        else:
-            intervals.append(np.quantile(sums[:, above] / sums[:, below], tails).tolist())
-    return intervals
+    return np.concatenate(parts)
+
+
+def _tails(confidence: float) -> list[float]:
+    return [(1 - confidence) / 2, (1 + confidence) / 2]

@@ -25,7 +25,7 @@ from fovea.evaluation.results import ALL, DEFINITIONS, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
 from fovea.evaluation.table import COLUMNS, console_table, interval_rows, markdown_table, rows
 
-REPORT, PLOTS, PAGE = "report", "plots", "page.html"
+REPORT, PLOTS = "report", "plots"
 
 
 def write_report(run: Path) -> SpeedResult:
@@ -230,7 +230,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> list[list[str]]:
 
 def main() -> None:
     """The page over all evaluations in some folders; of a single run its report too."""
-    from fovea.evaluation.page.build import write_page
+    from fovea.evaluation.page.build import PAGE, write_page
     from fovea.evaluation.page.entries import find_entries
 
     parser = argparse.ArgumentParser(

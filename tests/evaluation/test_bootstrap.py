@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from fovea.decoding.trace import GenerationTrace, Round
-from fovea.evaluation.bootstrap import FIGURES, ratio_intervals, speed_intervals
+from fovea.evaluation.bootstrap import FIGURES, ratio_intervals, speed_intervals, tau_difference
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.results import ALL, PromptResult, SpeedResult
 from fovea.targets.conversation import conversation_of
 
 
 def pair(key: str, accepted: Sequence[int], token_s: float = 0.01) -> tuple[GenerationTrace, GenerationTrace]:
-    rounds = [Round(5, 4, a, a + 1, total_s=0.02) for a in accepted]
+    rounds = [Round(5, 4, a, a + 1, 0.004 + 0.001 * a, 0.01, 0.02) for a in accepted]
     tokens = list(range(1 + sum(r.committed for r in rounds)))
     spec = GenerationTrace(key, "s", "m", 9, 0, tokens, "cap", 0.03, 0.03 + 0.02 * len(rounds), rounds)
     return spec, GenerationTrace(key, "s", "ar", 9, 0, tokens, "cap", 0.02, 0.02 + token_s * (len(tokens) - 1))
@@ -44,6 +44,10 @@ def naive(pairs, resamples: int, seed: int) -> dict[str, tuple[float, float]]:
         values["speedup"].append(sum(ar.total_s for _, ar in drawn) / sum(spec.total_s for spec, _ in drawn))
         decode = [sum(t.total_s - t.prefill_s for t in side) for side in zip(*drawn, strict=True)]
         values["decode_speedup"].append(decode[1] / decode[0])
+        whole = sum(spec.total_s for spec, _ in drawn)
+        values["prefill_share"].append(sum(spec.prefill_s for spec, _ in drawn) / whole)
+        values["draft_share"].append(sum(r.draft_s for r in rounds) / whole)
+        values["verify_share"].append(sum(r.verify_s for r in rounds) / whole)
     return {name: tuple(np.percentile(own, [2.5, 97.5])) for name, own in values.items()}
 
 
@@ -53,7 +57,7 @@ def test_naive_bootstrap_agrees(pairs):
     for name, expected in naive(pairs, 8_000, seed=11).items():
         width = expected[1] - expected[0]
         assert found[name] == pytest.approx(expected, abs=0.05 * width), name
-        assert width > 0.01
+        assert width > 0.002
 
 
 def test_the_very_draws(pairs):
@@ -117,3 +121,30 @@ def test_no_interval_where_there_is_none(pairs):
     assert without["tau"] is without["decode_speedup"] is None
     once = speed_intervals([pair("a", [1]), pair("b", [])])
     assert once["accepted_drafts_per_round"] is None, "some resamples have no round"
+
+
+def test_a_difference_is_drawn_prompt_by_prompt(pairs):
+    """The same change on every prompt is certain, however much prompts differ; a naive loop gives the same bounds."""
+    better = [pair(spec.key, [r.accepted + 1 for r in spec.rounds]) for spec, _ in pairs]
+    difference, (low, high) = tau_difference(better, pairs)
+    assert (difference, low, high) == pytest.approx((1, 1, 1))
+    other = [pair(spec.key, [n % 5 for n, _ in enumerate(spec.rounds)]) for spec, _ in reversed(pairs)]
+    found = tau_difference(other, pairs, 300, seed=4)
+    keys = sorted({spec.key.split("#")[0] for spec, _ in pairs})
+    generator, expected = np.random.default_rng(4), []
+    for _ in range(300):
+        drawn = [keys[place] for place in generator.integers(len(keys), size=len(keys))]
+        taus = []
+        for side in (other, pairs):
+            rounds = [r for key in drawn for spec, _ in side if spec.key.split("#")[0] == key for r in spec.rounds]
+            taus.append(sum(r.committed for r in rounds) / len(rounds))
+        expected.append(taus[0] - taus[1])
+    assert found[1] == pytest.approx(np.percentile(expected, [2.5, 97.5]).tolist(), rel=1e-12)
+
+
+def test_no_difference_without_common_prompts(pairs):
+    strangers = [pair(f"x{n}", [1]) for n in range(5)]
+    assert tau_difference(strangers, pairs) is None
+    assert tau_difference([*strangers, pairs[0]], pairs) is None, "one conversation in common"
+    assert tau_difference(pairs, pairs, 0) is None
+    assert tau_difference([pair("a", []), pair("b", [])], [pair("a", [1]), pair("b", [1])]) is None

@@ -1,4 +1,4 @@
-"""Which row of a paper's table an evaluation belongs to; names are mapped here and nowhere else."""
+"""What an evaluation is: a method, or FOVEA with something changed; the papers' names are mapped here, nowhere else."""
 
 from __future__ import annotations
 
@@ -23,30 +23,35 @@ METHODS = {
     "select": "specvlm",
 }
 
-#: What makes a FOVEA a variant of it, by the papers' names: a setting and its value.
+_DEPTH, _INTERFACE, _MODE = "drafter.max_correction_depth", "drafter.interface", "drafter.retrieval.mode"
+#: What makes a FOVEA a variant of it, by the papers' names where they have one: a setting and its value.
 VARIANTS: dict[str, tuple[str, Any]] = {
-    "without_visual_correction": ("drafter.max_correction_depth", -1),
+    "without_visual_correction": (_DEPTH, -1),
     "without_depth_embedding": ("drafter.use_depth_embedding", False),
     "without_correction_gate": ("drafter.use_gate", False),
     "without_hidden_loss": ("objective.lambda_hid", 0),
     "without_kl_loss": ("objective.lambda_kl", 0),
     "without_boundary_margin": ("objective.beta_cmp", 0),
-    "fixed_prefix": ("drafter.interface", "fixed_prefix"),
-    "dynamic_insertion": ("drafter.interface", "dynamic_insertion"),
-    "correction_rebuild": ("drafter.interface", "correction_rebuild"),
-    "random_top16": ("drafter.retrieval.mode", "random"),
-    "static_image_top16": ("drafter.retrieval.mode", "static_image"),
-    "query_agnostic_top16": ("drafter.retrieval.mode", "query_agnostic"),
-    "state_only_top16": ("drafter.retrieval.mode", "state_only"),
-    "dense": ("drafter.retrieval.mode", "dense"),
-    "depth 0": ("drafter.max_correction_depth", 0),
-    "depth 2": ("drafter.max_correction_depth", 2),
-    "depth 3": ("drafter.max_correction_depth", 3),
-    "other retrieval": ("drafter.retrieval.mode", "topk"),
-    "one retrieval per block": ("drafter.retrieval.mode", "once_per_block"),
+    "fixed_prefix": (_INTERFACE, "fixed_prefix"),
+    "dynamic_insertion": (_INTERFACE, "dynamic_insertion"),
+    "correction_rebuild": (_INTERFACE, "correction_rebuild"),
+    "random_top16": (_MODE, "random"),
+    "static_image_top16": (_MODE, "static_image"),
+    "query_agnostic_top16": (_MODE, "query_agnostic"),
+    "state_only_top16": (_MODE, "state_only"),
+    "dense": (_MODE, "dense"),
+    "topk": (_MODE, "topk"),
+    "once_per_block": (_MODE, "once_per_block"),
+    "depth 0": (_DEPTH, 0),
+    "depth 2": (_DEPTH, 2),
+    "depth 3": (_DEPTH, 3),
 }
 #: FOVEA as the paper has it.
 FULL = "full"
+#: Studies that change one setting of a trained drafter while it decodes.
+DECODED = {_INTERFACE: "interfaces", _MODE: "controls", _DEPTH: "depths"}
+#: The study of everything that was trained otherwise.
+TRAINED = "ablations"
 
 
 def variant_of(entry: Entry) -> str | None:
@@ -60,6 +65,31 @@ def variant_of(entry: Entry) -> str | None:
     return FULL if not held else held[0] if len(held) == 1 else None
 
 
+def is_decoded_so(entry: Entry) -> bool:
+    """Whether what makes the entry a variant was set for its decoding alone, behind a training without it."""
+    name = variant_of(entry)
+    return name in VARIANTS and entry.config.get("task") == "evaluate" and VARIANTS[name][0] in entry.fields
+
+
+def study_of(entry: Entry) -> str | None:
+    """The study that a variant of FOVEA belongs to; None for what is no variant."""
+    name = variant_of(entry)
+    if name is None or name == FULL:
+        return None
+    return DECODED.get(VARIANTS[name][0], TRAINED) if is_decoded_so(entry) else TRAINED
+
+
+def temperature_of(entry: Entry) -> float:
+    """At which its answers were drawn; 0 for greedy ones."""
+    return entry.result.settings.get("selection", {}).get("temperature", 0.0)
+
+
+def tree_of(entry: Entry) -> tuple[int, int, int] | None:
+    """Width, depth and nodes of its draft tree; None for a proposer that grows another one."""
+    tree = entry.result.settings.get("tree")
+    return (tree["width"], tree["depth"], tree["nodes"]) if tree else None
+
+
 def of_method(entries: Sequence[Entry], published: str) -> list[Entry]:
     """The entries that belong to the row of a method; of FOVEA those without any change."""
     name = METHODS.get(published)
@@ -68,14 +98,27 @@ def of_method(entries: Sequence[Entry], published: str) -> list[Entry]:
 
 
 def of_variant(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """The entries that measured a variant of FOVEA, by the papers' names or :data:`FULL`."""
-    return [entry for entry in entries if variant_of(entry) == name]
+    """The entries that measured a variant of FOVEA, by the papers' names or :data:`FULL`.
+
+    Those that decode so if there are any, beside one checkpoint, as the papers compare interfaces and retrieval;
+    otherwise those that were trained so, as the papers leave out components.
+    """
+    own = [entry for entry in entries if variant_of(entry) == name]
+    if name != FULL and VARIANTS[name][0] in DECODED and name != "without_visual_correction":
+        return [entry for entry in own if is_decoded_so(entry)] or own
+    return [entry for entry in own if not is_decoded_so(entry)]
+
+
+def siblings(entry: Entry, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries of the same sweep, the entry itself included."""
+    return [one for one in entries if one.job.parent == entry.job.parent]
 
 
 def whole_beside(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
-    """The one unchanged FOVEA of the same sweep, or the only one there is."""
+    """The one unchanged FOVEA of the same sweep and seed, or the only one there is."""
     whole = of_variant(entries, FULL)
-    beside = [one for one in whole if one.job.parent == entry.job.parent] or whole
+    beside = siblings(entry, whole) or whole
+    beside = [one for one in beside if one.config.get("seed") == entry.config.get("seed")] or beside
     return beside[0] if len(beside) == 1 else None
 
 

@@ -14,18 +14,30 @@ from matplotlib.figure import Figure
 from fovea.evaluation import budget_plots, plots
 from fovea.evaluation.diagnostics import DEFINITIONS as BUDGET_DEFINITIONS
 from fovea.evaluation.page import charts, comparison
-from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.entries import Entry, find_entries
 from fovea.evaluation.page.papers import HERE, published_tables
 from fovea.evaluation.page.svg import inline_svg
 from fovea.evaluation.page.trajectories import viewer_data
 from fovea.evaluation.results import ALL, DEFINITIONS
 
+#: Name of a page in the folder that it is about.
+PAGE = "page.html"
 #: Suffix of a file beside the page -> what it is called there, and what writes it.
 EXPORTS = {
     ".md": ("Markdown", comparison.markdown),
     ".tex": ("LaTeX", comparison.latex),
     ".csv": ("CSV", comparison.comma_separated),
 }
+
+
+def page_over(folders: Sequence[Path], path: Path) -> list[Path]:
+    """The page at ``path`` over all evaluations in ``folders``; returns what was written, the page first.
+
+    Raises:
+        FileNotFoundError: a folder holds none.
+    """
+    entries, without = find_entries(folders)
+    return write_page(entries, path, without)
 
 
 def write_page(entries: Sequence[Entry], path: Path, without: Mapping[str, str] | None = None) -> list[Path]:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from fovea.evaluation.budget_results import BUDGET, BudgetResult
 from fovea.evaluation.history import EVALUATIONS, TrainingHistory, reported_evaluation
-from fovea.evaluation.results import ALL, TRACES, SpeedResult
+from fovea.evaluation.results import ALL, EVALUATION, TRACES, SpeedResult
 
 #: What an entry point leaves in the folder of a job: what was typed, and how it ended.
 _OUTCOME = "outcome.json"
@@ -105,14 +105,14 @@ def find_entries(folders: Sequence[Path]) -> tuple[list[Entry], dict[str, str]]:
 
 def _evaluations(folder: Path) -> Iterator[tuple[Path, Path | None]]:
     """Jobs at or below ``folder``, and the evaluation that each reports; None if it has none."""
-    if (folder / TRACES).is_file():
+    if _is_whole(folder):
         yield folder.parent.parent if folder.parent.name == EVALUATIONS else folder, folder
         return
     try:
         reported = reported_evaluation(folder)
     except FileNotFoundError:
         reported = None
-    if reported is not None and (reported / TRACES).is_file():
+    if reported is not None and _is_whole(reported):
         yield folder, reported
         return
     if (folder / _OUTCOME).is_file():
@@ -124,11 +124,16 @@ def _evaluations(folder: Path) -> Iterator[tuple[Path, Path | None]]:
             yield from _evaluations(child)
 
 
+def _is_whole(folder: Path) -> bool:
+    """Whether a saved evaluation lies in it, and not one that was cut short while it was written."""
+    return (folder / TRACES).is_file() and (folder / EVALUATION).is_file()
+
+
 def _read(job: Path, evaluation: Path) -> Entry:
     result = SpeedResult.load(evaluation)
     config = _settings(job)
     # A sweep over methods takes its checkpoints from a folder of runs.
-    trained = [job]
+    trained = [job, *([Path(config["ckpt"])] if config.get("ckpt") else [])]
     if config.get("checkpoints"):
         trained.append(Path(config["checkpoints"]) / result.settings.get("method", ""))
     seconds = [_json(folder / "training.json").get("seconds") for folder in trained]
