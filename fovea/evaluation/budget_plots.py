@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fovea.evaluation.diagnostics import BINS, LATE_FROM
-from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILION, house_style
+from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILION, house_style, tell
 
 _SUPPLY = (("under", VERMILION), ("matched", RULE), ("over", SKY))
 
@@ -27,6 +27,8 @@ def preferred_budgets(figures: Mapping[str, Mapping[str, Any]], settings: Mappin
         places = np.arange(len(shares))
         bars = left.bar(places, list(shares.values()), width=0.64, color=BLUE)
         left.bar_label(bars, labels=[f"{share:.1%}" for share in shares.values()], padding=2, fontsize=8)
+        for bar, (ratio, share) in zip(bars, shares.items(), strict=True):
+            tell(bar, f"{share:.1%} of the states prefer {ratio:.0%} of the visual tokens")
         left.set(
             title=f"Preferred visual budget ({pooled['states']:,} states)",
             xlabel="share of the visual tokens shown",
@@ -45,7 +47,9 @@ def _supply(axes: Axes, budgets: Mapping[str, Mapping[str, Any]], low: float, hi
     rows, start = np.arange(len(budgets)), np.zeros(len(budgets))
     for kind, color in _SUPPLY:
         width = np.array([own[kind] / own["states"] if own["states"] else 0.0 for own in budgets.values()])
-        axes.barh(rows, width, left=start, height=0.66, color=color, label=kind, edgecolor="white", linewidth=1)
+        bars = axes.barh(rows, width, left=start, height=0.66, color=color, label=kind, edgecolor="white", linewidth=1)
+        for bar, name, share in zip(bars, budgets, width, strict=True):
+            tell(bar, f"{name}: {share:.1%} {kind}")
         for row, (begin, share) in enumerate(zip(start, width, strict=True)):
             if share >= 0.06:
                 ink = "white" if kind == "under" else INK

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFor
 from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation.history import TrainingHistory
 from fovea.evaluation.results import ALL
-from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, SKY, VERMILION, house_style
+from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, SKY, VERMILION, house_style, tell
 
 #: Figures of one family, as :meth:`fovea.evaluation.results.SpeedResult.figures` gives them.
 Figures = Mapping[str, Any]
@@ -121,7 +121,11 @@ def round_time(figures: Mapping[str, Figures]) -> Figure:
         start = np.zeros(len(names))
         for key, color, label in parts:
             width = np.array([figures[name]["round_ms"][key] or 0.0 for name in names])
-            axes.barh(rows, width, left=start, height=0.6, color=color, label=label, edgecolor="white", linewidth=1)
+            bars = axes.barh(
+                rows, width, left=start, height=0.6, color=color, label=label, edgecolor="white", linewidth=1
+            )
+            for bar, name, value in zip(bars, names, width, strict=True):
+                tell(bar, f"{name}: {label} {value:.2f} ms per round")
             start = start + width
         token = _column(figures, "ar_token_ms")
         axes.plot(token, rows, "|", color=INK, markersize=15, markeredgewidth=2, label="one autoregressive token")

@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from cycler import cycler
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 #: Okabe and Ito's palette, without its yellow, which vanishes on white. The same thing has the same colour everywhere.
@@ -52,6 +53,15 @@ def house_style() -> Iterator[None]:
     """Figures made inside look alike, whatever the user's matplotlib configuration says; it is left as it was."""
     with mpl.rc_context(_RC):
         yield
+
+
+#: Begin of an artist's id that holds words; the page turns it into what a pointer is told.
+TOLD = "tell:"
+
+
+def tell(artist: Artist, words: str) -> None:
+    """Gives ``artist`` the ``words`` that a page shows where a pointer rests on it; a PNG is the same without."""
+    artist.set_gid(TOLD + words)
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -69,9 +69,14 @@ def save_trajectories(
     return records
 
 
+def has_trajectories(folder: Path) -> bool:
+    """Whether :func:`save_trajectories` wrote into ``folder``."""
+    return (folder / TRAJECTORIES).is_file()
+
+
 def load_trajectories(folder: Path) -> list[dict[str, Any]]:
     """The records that :func:`save_trajectories` wrote into ``folder``; none where there is no such file."""
-    if not (folder / TRAJECTORIES).is_file():
+    if not has_trajectories(folder):
         return []
     with (folder / TRAJECTORIES).open(encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]

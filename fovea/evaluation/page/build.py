@@ -13,13 +13,17 @@ from matplotlib.figure import Figure
 
 from fovea.evaluation import budget_plots, plots
 from fovea.evaluation.diagnostics import DEFINITIONS as BUDGET_DEFINITIONS
-from fovea.evaluation.page import charts, comparison
-from fovea.evaluation.page.entries import Entry, find_entries
-from fovea.evaluation.page.papers import HERE, published_tables
+from fovea.evaluation.page import charts, comparison, study_charts
+from fovea.evaluation.page.entries import Entry, find_entries, labelled
+from fovea.evaluation.page.papers import HERE, PublishedTable, published_tables
+from fovea.evaluation.page.studies import BUDGETS, EPOCHS, TREES, Study, compared, find_studies
+from fovea.evaluation.page.study_tables import TIMES, Table, measured, tables_of
 from fovea.evaluation.page.svg import inline_svg
 from fovea.evaluation.page.trajectories import viewer_data
 from fovea.evaluation.results import ALL, DEFINITIONS
 
+#: Below the plots of studies.
+_POINTS = "Bars: 95 % intervals over conversations; dashed: the first row. A pointer on a point is told its figures."
 #: Name of a page in the folder that it is about.
 PAGE = "page.html"
 #: Suffix of a file beside the page -> what it is called there, and what writes it.
@@ -67,11 +71,10 @@ def _page(entries: Sequence[Entry], exports: Mapping[str, str], without: Mapping
     css, script, template = (
         (here / name).read_text(encoding="utf-8") for name in ("page.css", "viewer.js", "page.html.jinja")
     )
-    measures = comparison.measures_of(entries)
-    drawn = [
-        {"name": name, "caption": caption, "svg": Markup(inline_svg(figure, name, caption))}
-        for name, caption, figure in _plots(entries)
-    ]
+    main = labelled(compared(entries))
+    published = published_tables(entries)
+    studies = [_section(study, published) for study in find_studies(entries)]
+    told = {study["name"] for study in studies}
     return (
         Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
         .from_string(template)
@@ -80,21 +83,62 @@ def _page(entries: Sequence[Entry], exports: Mapping[str, str], without: Mapping
             lead=_lead(entries),
             css=Markup(css),
             script=Markup(script),
-            measures=measures,
-            rows=[_row(entry, measures) for entry in entries],
+            comparison=_compared("Comparison", main),
+            times=measured("Where the time goes", [(entry.label, entry) for entry in main], TIMES),
+            everything=_compared("Every evaluation", entries) if len(main) < len(entries) else None,
             intervals=DEFINITIONS["intervals"],
             unmeasured=without,
             conditions=comparison.conditions(entries),
             trajectories=Markup(viewer_data(entries)),
-            plots=drawn,
+            plots=[_drawn(*plot) for plot in _plots(main)],
+            studies=studies,
             here=HERE,
-            published=published_tables(entries),
+            published=[table for table in published if table.study not in told],
             exports=[(EXPORTS[suffix][0], text) for suffix, text in exports.items()],
-            definitions=DEFINITIONS | BUDGET_DEFINITIONS if _with_budgets(entries) else DEFINITIONS,
+            definitions=DEFINITIONS | BUDGET_DEFINITIONS if BUDGETS in told else DEFINITIONS,
             footer="Made by python -m fovea.evaluation.report from saved traces; every figure can be made again.",
         )
         + "\n"
     )
+
+
+def _compared(title: str, entries: Sequence[Entry]) -> Table:
+    return measured(title, [(entry.label, entry) for entry in entries], comparison.MEASURES)
+
+
+def _drawn(name: str, caption: str, figure: Figure) -> dict[str, Any]:
+    return {"name": name, "caption": caption, "svg": Markup(inline_svg(figure, name, caption))}
+
+
+def _section(study: Study, published: Sequence[PublishedTable]) -> dict[str, Any]:
+    """What the page shows of a study: its tables and plots, and the papers' tables beside them."""
+    return {
+        "name": study.name,
+        "title": study.title,
+        "words": study.words,
+        "tables": tables_of(study),
+        "plots": [_drawn(*plot) for plot in _study_plots(study)],
+        "published": [table for table in published if table.study == study.name],
+    }
+
+
+def _study_plots(study: Study) -> Iterator[tuple[str, str, Figure]]:
+    """Name, caption and figure of every plot of a study."""
+    if study.name == EPOCHS:
+        yield "training", "Measured after each epoch of training.", charts.training_curves(study.entries)
+    elif study.name == BUDGETS:
+        for number, entry in enumerate(study.entries, start=1):
+            yield from _budget_plots(entry, number)
+        if len(study.entries) > 1 and all(e.budgets and e.budgets.samples for e in study.entries):
+            caption = "Drafts accepted under every visual budget, and which budget a state prefers."
+            yield "budgets-compared", caption, study_charts.accepted_by_budget(study)
+    elif any(entry.pooled["rounds"] for entry in study.entries):
+        draw = {"depths": study_charts.over_depth, TREES: study_charts.over_trees}.get(study.name, study_charts.effects)
+        yield (
+            f"study-{study.name}",
+            "Bars: 95 % intervals over conversations. Rest on a point for its figures.",
+            draw(study),
+        )
 
 
 def _title(entries: Sequence[Entry]) -> str:
@@ -125,15 +169,6 @@ def _lead(entries: Sequence[Entry]) -> str:
     )
 
 
-def _row(entry: Entry, measures: Sequence[comparison.Measure]) -> dict[str, Any]:
-    cells = []
-    for measure in measures:
-        value = measure.value(entry)
-        shown = "" if value is None else value
-        cells.append({"value": shown, "text": measure.text(entry), "interval": measure.interval_text(entry)})
-    return {"label": entry.label, "cells": cells}
-
-
 def _plots(entries: Sequence[Entry]) -> Iterator[tuple[str, str, Figure]]:
     """Name, caption and figure of every plot that there is data for."""
     known = [entry for entry in entries if entry.pooled["rounds"]]
@@ -150,17 +185,12 @@ def _plots(entries: Sequence[Entry]) -> Iterator[tuple[str, str, Figure]]:
             yield "tau-by-family", caption, charts.heat_table("tau by question family", columns, rows, "{:.2f}")
         caption = "Where the time of a draft-verify round goes; the mark is one autoregressive token."
         yield "round-time", caption, plots.round_time({entry.label: entry.pooled for entry in known})
-    trained = [entry for entry in entries if entry.history.evaluations]
-    if trained:
-        yield "training", "Measured after each epoch of training.", charts.training_curves(trained)
     retrieving = [entry for entry in entries if charts.has_cardinalities(entry)]
     if retrieving:
         caption = "How much visual evidence a draft node retrieves, and how that changes along an answer."
         if len(retrieving) > charts.MOST_CARDINALITIES:
             caption += f" The first {charts.MOST_CARDINALITIES} of {len(retrieving)} evaluations."
         yield "cardinalities", f"{caption} Dotted: the rule's limits.", charts.cardinalities(retrieving)
-    for number, entry in enumerate(_with_budgets(entries), start=1):
-        yield from _budget_plots(entry, number)
 
 
 def _budget_plots(entry: Entry, number: int) -> Iterator[tuple[str, str, Figure]]:
@@ -175,7 +205,3 @@ def _budget_plots(entry: Entry, number: int) -> Iterator[tuple[str, str, Figure]
     if any(pooled[focus]["movements"] for focus in ("attended", "retrieved")):
         caption = f"{entry.label}: how much the focus moves from step to step."
         yield f"budget-focus-{number}", caption, budget_plots.focus_by_position(pooled, settings)
-
-
-def _with_budgets(entries: Sequence[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.budgets is not None]

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation.page.entries import Entry
-from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RULE, SKY, VERMILION, house_style
+from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RULE, SKY, VERMILION, house_style, tell
 
 #: Bins of the place of a round in its answer.
 BINS = 10
@@ -37,7 +37,9 @@ def speed_against_tau(entries: Sequence[Entry]) -> Figure:
                 axes.plot(bars["tau"], [y, y], color=RULE, linewidth=2.4, zorder=1)
             if bars["speedup"]:
                 axes.plot([x, x], bars["speedup"], color=RULE, linewidth=2.4, zorder=1)
-        axes.plot(tau, speedup, "o", color=BLUE, markersize=6, zorder=3)
+        for entry, x, y in zip(known, tau, speedup, strict=True):
+            (point,) = axes.plot([x], [y], "o", color=BLUE, markersize=6, zorder=3)
+            tell(point, f"{entry.label}: tau {x:.2f}, speedup {y:.2f}x")
         axes.axhline(1, color=MUTED, linewidth=1)
         axes.set(title="Speed against accept length", xlabel="tau (tokens per round)", ylabel="speedup (times)")
         low, high = axes.get_ylim()
@@ -109,7 +111,10 @@ def training_curves(entries: Sequence[Entry]) -> Figure:
                 points = [(e, f[key]) for e, f in entry.history.evaluations if f[key] is not None]
                 style = _STYLES[number // len(_LINES) % len(_STYLES)]
                 color = _LINES[number % len(_LINES)]
-                axes.plot(*zip(*points, strict=True), marker="o", linestyle=style, color=color, label=entry.label)
+                axes.plot(*zip(*points, strict=True), linestyle=style, color=color, label=entry.label)
+                for epoch, value in points:
+                    (point,) = axes.plot([epoch], [value], "o", color=color)
+                    tell(point, f"{entry.label}, epoch {epoch}: {title.lower()} {value:.2f}")
             axes.set(title=title, xlabel="epochs of training")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(axis="y")
@@ -140,7 +145,9 @@ def has_cardinalities(entry: Entry) -> bool:
 def _distribution(axes: Axes, entry: Entry) -> None:
     used = np.array([k for t in entry.result.speculative for r in t.rounds for k, _ in r.retrieval])
     values, counts = np.unique(used, return_counts=True)
-    axes.bar(values, counts / len(used), width=0.9 if len(values) > 1 else 0.4, color=SKY)
+    bars = axes.bar(values, counts / len(used), width=0.9 if len(values) > 1 else 0.4, color=SKY)
+    for bar, value, count in zip(bars, values, counts, strict=True):
+        tell(bar, f"K = {value}: {count:,} nodes, {count / len(used):.1%}")
     for limit in entry.result.retrieval_limits or ():
         axes.axvline(limit, color=MUTED, linewidth=1, linestyle=":")
     axes.axvline(float(np.median(used)), color=BLUE, linewidth=1.4)

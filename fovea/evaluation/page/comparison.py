@@ -166,7 +166,7 @@ def comma_separated(entries: Sequence[Entry]) -> str:
     writer.writerow(heading)
     for entry in entries:
         settings = entry.result.settings
-        row = [entry.label, str(entry.folder), settings.get("target"), settings.get("device")]
+        row = [entry.label, entry.place.as_posix(), settings.get("target"), settings.get("device")]
         row.append(entry.provenance.get("commit"))
         for measure in measures:
             row += [measure.value(entry), *((measure.bounds(entry) or ["", ""]) if measure.interval else [])]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Entry:
         config: the job's settings, as nested plain types; empty if they were not kept.
         provenance: commit, versions and command line; empty if they were not kept.
         training_s: seconds that the drafter was trained, where that was noted.
+        place: of ``folder`` below what is shown, so that no page tells where that lies.
     """
 
     label: str
@@ -49,6 +51,7 @@ class Entry:
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
     training_s: float | None = None
+    place: Path = Path()
 
     @cached_property
     def figures(self) -> dict[str, dict[str, Any]]:
@@ -93,14 +96,14 @@ def find_entries(folders: Sequence[Path]) -> tuple[list[Entry], dict[str, str]]:
         for job, evaluation in _evaluations(folder):
             found += 1
             if evaluation is not None:
-                entries.setdefault(evaluation.resolve(), _read(job, evaluation))
+                entries.setdefault(evaluation.resolve(), _read(job, evaluation, folder))
             elif (ended := _failure(job)) is not None:
                 without[str(job.relative_to(folder)) if job != folder else job.name] = ended
         if not found or not entries:
             raise FileNotFoundError(
                 f"{folder} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it, or of a sweep"
             )
-    return _labelled(list(entries.values())), without
+    return labelled(list(entries.values())), without
 
 
 def _evaluations(folder: Path) -> Iterator[tuple[Path, Path | None]]:
@@ -129,7 +132,7 @@ def _is_whole(folder: Path) -> bool:
     return (folder / TRACES).is_file() and (folder / EVALUATION).is_file()
 
 
-def _read(job: Path, evaluation: Path) -> Entry:
+def _read(job: Path, evaluation: Path, shown: Path) -> Entry:
     result = SpeedResult.load(evaluation)
     config = _settings(job)
     # A sweep over methods takes its checkpoints from a folder of runs.
@@ -140,7 +143,9 @@ def _read(job: Path, evaluation: Path) -> Entry:
     overrides = _json(job / _OUTCOME).get("overrides", [])
     fields = dict(override.split("=", 1) for override in overrides if "=" in override)
     provenance = _json(job / "provenance.json")
-    return Entry("", job, evaluation, result, fields, config, provenance, next(filter(None, seconds), None))
+    place = Path(shown.resolve().name) / evaluation.relative_to(shown)
+    known = next(filter(None, seconds), None)
+    return Entry("", job, evaluation, result, fields, config, provenance, known, place)
 
 
 def _settings(job: Path) -> dict[str, Any]:
@@ -163,8 +168,11 @@ def _failure(job: Path) -> str | None:
     return ": ".join(filter(None, (outcome.get("status", "interrupted"), outcome.get("error"))))
 
 
-def _labelled(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries by name of method; where it is not enough, with the settings in which they differ, then the place."""
+def labelled(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, called as briefly as tells them apart.
+
+    By name of method; where it is not enough, with the settings in which they differ, then the place.
+    """
     labels = [entry.method for entry in entries]
     for more in (_typed, _job_name, _evaluation_name):
         crowds = [[e for e, other in zip(entries, labels, strict=True) if other == label] for label in labels]
@@ -172,7 +180,14 @@ def _labelled(entries: Sequence[Entry]) -> list[Entry]:
             ", ".join(filter(None, (label, more(entry, crowd)))) if len(crowd) > 1 else label
             for entry, label, crowd in zip(entries, labels, crowds, strict=True)
         ]
-    return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
+    return [_called(entry, label) for entry, label in zip(entries, labels, strict=True)]
+
+
+def _called(entry: Entry, label: str) -> Entry:
+    """``entry`` under another name, with the figures that it has computed already."""
+    other = copy(entry)
+    object.__setattr__(other, "label", label)
+    return other
 
 
 def _typed(entry: Entry, crowd: Sequence[Entry]) -> str:
@@ -189,4 +204,6 @@ def _job_name(entry: Entry, crowd: Sequence[Entry]) -> str:
 
 
 def _evaluation_name(entry: Entry, crowd: Sequence[Entry]) -> str:
-    return entry.folder.resolve().name if len({one.folder.name for one in crowd}) > 1 else str(entry.folder)
+    if len({one.folder.name for one in crowd}) > 1:
+        return entry.folder.resolve().name
+    return entry.place.as_posix()

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from fovea.evaluation.page.belonging import FULL, of_method, of_variant, whole_beside
+from fovea.evaluation.page.belonging import FULL, TRAINED, of_method, of_variant, siblings, temperature_of, whole_beside
 from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.studies import BUDGETS, EPOCHS, compared
 from fovea.evaluation.results import ALL
 
 HERE = (
@@ -31,6 +32,7 @@ class PublishedTable:
         heading: of the paper's columns, the first one naming the row.
         here: headings of our columns; empty where nothing of ours belongs to the table.
         rows: the paper's cells, then ours.
+        study: name of the study of ours that it belongs to; empty if it compares methods.
     """
 
     title: str
@@ -39,6 +41,7 @@ class PublishedTable:
     heading: list[str]
     here: list[str]
     rows: list[list[str]]
+    study: str = ""
 
     @property
     def filled(self) -> bool:
@@ -49,15 +52,17 @@ class PublishedTable:
 
 def published_tables(entries: Sequence[Entry]) -> list[PublishedTable]:
     """The tables of both papers, beside the figures of ``entries``."""
+    entries, drawn = [e for e in entries if not temperature_of(e)], [e for e in entries if temperature_of(e) == 1]
+    methods = compared(entries) if entries else []
     return [
-        *_fovea_methods(entries),
+        *_fovea_methods(methods),
         _ablation(entries),
         _interfaces(entries),
         _controls(entries),
         _depths(entries),
         _budgets(entries),
-        *_specvlm(entries),
-        _compressor(entries),
+        *_specvlm(methods, entries, drawn),
+        _compressor(methods),
     ]
 
 
@@ -90,18 +95,21 @@ def _ablation(entries: Sequence[Entry]) -> PublishedTable:
     rows = read("fovea_table2_ablation")
     cells = {(row["variant"], row["benchmark"]): _pair(row["speedup"], row["tau"]) for row in rows}
     benchmarks = list(dict.fromkeys(row["benchmark"] for row in rows))
+    names = list(dict.fromkeys(row["variant"] for row in rows))
     body = [
-        [_words(name), *(cells[name, b] for b in benchmarks), *_speed(of_variant(entries, name))]
-        for name in dict.fromkeys(row["variant"] for row in rows)
+        [_words(name), *(cells[name, b] for b in benchmarks), *_speed(_in_study(entries, name, names))]
+        for name in names
     ]
     note = "Speedup / tau with a component left out."
-    return PublishedTable("Components of FOVEA", "FOVEA, Table 2", note, ["variant", *benchmarks], _SPEED_HERE, body)
+    heading = ["variant", *benchmarks]
+    return PublishedTable("Components of FOVEA", "FOVEA, Table 2", note, heading, _SPEED_HERE, body, TRAINED)
 
 
 def _interfaces(entries: Sequence[Entry]) -> PublishedTable:
-    body = []
-    for row in read("fovea_table3_cache"):
-        own = of_variant(entries, FULL if row["interface"] == "fovea_correction" else row["interface"])
+    body, rows = [], read("fovea_table3_cache")
+    names = [FULL if row["interface"] == "fovea_correction" else row["interface"] for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        own = _in_study(entries, name, names)
         paper = [row["draft_ms"], row["extra_peak_gib"], f"{row['speedup']}x", row["tau"]]
         body.append([_words(row["interface"]), *paper, _ranged(own, _draft_ms, "{:.2f}"), *_speed(own)])
     return PublishedTable(
@@ -111,6 +119,7 @@ def _interfaces(entries: Sequence[Entry]) -> PublishedTable:
         ["interface", "draft ms", "extra GiB", "speedup", "tau"],
         ["draft ms here", *_SPEED_HERE],
         body,
+        "interfaces",
     )
 
 
@@ -128,7 +137,8 @@ def _controls(entries: Sequence[Entry]) -> PublishedTable:
         body.append([_words(name), *pairs, *here])
     note = "Difference to FOVEA: speedup / tau, mean ± standard deviation. Ours: to the one FOVEA of the same sweep."
     heading = ["variant", *benchmarks]
-    return PublishedTable("Retrieval controls", "FOVEA, Table 7", note, heading, ["Δ speedup here", "Δ tau here"], body)
+    here = ["Δ speedup here", "Δ tau here"]
+    return PublishedTable("Retrieval controls", "FOVEA, Table 7", note, heading, here, body, "controls")
 
 
 def _depths(entries: Sequence[Entry]) -> PublishedTable:
@@ -149,6 +159,7 @@ def _depths(entries: Sequence[Entry]) -> PublishedTable:
         ["deepest corrected depth", "speedup", "tau", "faster than AR"],
         [*_SPEED_HERE, "faster than AR here"],
         body,
+        "depths",
     )
 
 
@@ -168,6 +179,7 @@ def _budgets(entries: Sequence[Entry]) -> PublishedTable:
         ["quantity", "paper"],
         ["here"],
         body,
+        BUDGETS,
     )
 
 
@@ -185,11 +197,12 @@ _BUDGET_FIGURES: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
 }
 
 
-def _specvlm(entries: Sequence[Entry]) -> list[PublishedTable]:
+def _specvlm(methods: Sequence[Entry], greedy: Sequence[Entry], drawn: Sequence[Entry]) -> list[PublishedTable]:
+    """SpecVLM's tables: of ``methods``, of what was ``drawn`` at temperature 1, and after each epoch of training."""
     rows, tables = read("specvlm_tables"), []
     for number, temperature in dict.fromkeys((row["table"], row["temperature"]) for row in rows):
         own = [row for row in rows if (row["table"], row["temperature"]) == (number, temperature)]
-        by_epoch = len({row["epoch"] for row in own}) > 1
+        by_epoch = len({row["epoch"] for row in own}) > 1 and len({row["benchmark"] for row in own}) == 1
         column = "epoch" if by_epoch else "benchmark"
         names = list(dict.fromkeys(row[column] for row in own))
         cells = {(r["target"], r["method"], r[column], r["metric"]): r["value"] for r in own}
@@ -197,17 +210,24 @@ def _specvlm(entries: Sequence[Entry]) -> list[PublishedTable]:
         for target, method in dict.fromkeys((row["target"], row["method"]) for row in own):
             at = (target, method)
             pairs = [_pair(cells.get((*at, n, "speedup")), cells.get((*at, n, "accept_length"))) for n in names]
-            body.append([f"{method}, {target}", *pairs, *_speed(of_method(entries, method))])
+            found = of_method(drawn if temperature == "1" else methods, method)
+            here = _by_epoch(of_method(greedy, method), names) if by_epoch else _speed(found)
+            body.append([f"{method}, {target}", *pairs, *here])
         where = f"{own[0]['hardware']}, temperature {temperature}"
         title = f"SpecVLM after each epoch on {own[0]['benchmark']}" if by_epoch else "SpecVLM by benchmark"
         headings = [f"epoch {name}" if by_epoch else name for name in names]
+        here = [f"{name} here" for name in headings] if by_epoch else _SPEED_HERE
         note = "Speedup / accept length."
-        tables.append(
-            PublishedTable(
-                f"{title} ({where})", f"SpecVLM, Table {number}", note, ["method", *headings], _SPEED_HERE, body
-            )
-        )
+        source, study = f"SpecVLM, Table {number}", EPOCHS if by_epoch else ""
+        tables.append(PublishedTable(f"{title} ({where})", source, note, ["method", *headings], here, body, study))
     return tables
+
+
+def _by_epoch(own: Sequence[Entry], epochs: Sequence[str]) -> list[str]:
+    """Speedup and tau after each of the ``epochs``, of the evaluation whose training measured most of them."""
+    measured = max((dict(entry.history.evaluations) for entry in own), key=len, default={})
+    found = [measured.get(int(epoch)) for epoch in epochs]
+    return ["" if one is None or one["tau"] is None else f"{one['speedup']:.2f}x / {one['tau']:.2f}" for one in found]
 
 
 def _compressor(entries: Sequence[Entry]) -> PublishedTable:
@@ -220,6 +240,15 @@ def _compressor(entries: Sequence[Entry]) -> PublishedTable:
     ]
     note = "Speedup / accept length, by how the gate uses its branches."
     return PublishedTable("SpecVLM's compressor", "SpecVLM, Table 3", note, ["kind", *benchmarks], _SPEED_HERE, body)
+
+
+def _in_study(entries: Sequence[Entry], name: str, names: Sequence[str]) -> list[Entry]:
+    """The entries of a variant; of the unchanged FOVEA those beside one of the variants ``names``, if there are any."""
+    own = of_variant(entries, name)
+    if name != FULL:
+        return own
+    others = [entry for other in names if other != FULL for entry in of_variant(entries, other)]
+    return [entry for entry in own if any(one is entry for other in others for one in siblings(other, own))] or own
 
 
 _SPEED_HERE = ["speedup here", "tau here"]

@@ -20,7 +20,7 @@ from fovea.evaluation.page.belonging import (
     variant_of,
     whole_beside,
 )
-from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.entries import Entry, labelled
 
 TREES, SAMPLED, BUDGETS, EPOCHS = "trees", "sampled", "budgets", "epochs"
 #: Titles and first sentences, in the order of the page.
@@ -97,19 +97,20 @@ def compared(entries: Sequence[Entry]) -> list[Entry]:
     studied = set().union(*members.values())
     changed = members[TREES] | members[SAMPLED] | {id(entry) for entry in entries if study_of(entry) is not None}
     alone = {entry.method for entry in entries if id(entry) not in studied}
-    kept = [
+    if not alone:
+        return list(entries)
+    return [
         entry
         for entry in entries
         if id(entry) not in studied or (id(entry) not in changed and entry.method not in alone)
     ]
-    return kept or list(entries)
 
 
 def _rows(name: str, entries: Sequence[Entry]) -> list[tuple[str, Entry]]:
     if name == BUDGETS:
-        return [(entry.label, entry) for entry in entries if entry.budgets is not None]
+        return _by_label([entry for entry in entries if entry.budgets is not None])
     if name == EPOCHS:
-        return [(entry.label, entry) for entry in entries if entry.history.evaluations]
+        return _by_label([entry for entry in entries if entry.history.evaluations])
     if name == SAMPLED:
         greedy = any(temperature_of(entry) == 0 for entry in entries)
         drawn = [entry for entry in entries if temperature_of(entry) > 0]
@@ -123,11 +124,15 @@ def _rows(name: str, entries: Sequence[Entry]) -> list[tuple[str, Entry]]:
     whole = [entry for entry in greedy if variant_of(entry) == FULL and not _is_shaped(entry, greedy)]
     beside = [entry for entry in whole if any(one in siblings(entry, greedy) for one in changed)]
     order = list(VARIANTS)
-    changed.sort(key=lambda entry: order.index(str(variant_of(entry))))
+    changed.sort(key=lambda entry: (order.index(str(variant_of(entry))), str(entry.config.get("seed"))))
     named = [(_called(name, entry), entry) for entry in (*beside, *changed)]
     if name == "depths":
         named.sort(key=lambda row: int(row[0].removeprefix("depth ")))
     return list(_distinct(named))
+
+
+def _by_label(entries: Sequence[Entry]) -> list[tuple[str, Entry]]:
+    return [(short.label, entry) for short, entry in zip(labelled(entries), entries, strict=True)]
 
 
 def _is_shaped(entry: Entry, entries: Sequence[Entry]) -> bool:

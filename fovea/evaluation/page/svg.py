@@ -9,7 +9,7 @@ from html import escape
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RULE, SKY, VERMILION, house_style
+from fovea.evaluation.style import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RULE, SKY, TOLD, VERMILION, house_style
 
 #: Colours of the house style -> the page's variables, whose values belong to its scheme.
 COLORS = {
@@ -27,6 +27,7 @@ COLORS = {
 _VARIABLES = {color.lower(): f"var(--{name})" for color, name in COLORS.items()}
 _COLOR = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
 _REFERENCE = re.compile(r'(\bid="|href="#|url\(#)')
+_TOLD = re.compile(rf'<g id="{TOLD}([^"]*)"([^>]*)>')
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt"', re.DOTALL)
 
 
@@ -40,6 +41,8 @@ def inline_svg(figure: Figure, name: str, words: str) -> str:
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     text = stream.getvalue()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # Matplotlib has escaped the words for an attribute, which suits an element too.
+    text = _TOLD.sub(lambda found: f'<g class="told"{found[2]}><title>{found[1]}</title>', text)
     text = _COLOR.sub(lambda found: _VARIABLES.get(found[0], found[0]), text)
     text = _REFERENCE.sub(lambda found: f"{found[1]}{name}-", text)
     size = _SIZE.search(text)

@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from fovea.evaluation.page.entries import Entry
-from fovea.evaluation.trajectory_files import load_trajectories
+from fovea.evaluation.page.entries import Entry, labelled
+from fovea.evaluation.trajectory_files import has_trajectories, load_trajectories
 
 #: What the viewer does without.
 _UNUSED = frozenset(("tokens", "choices"))
@@ -25,7 +25,7 @@ def viewer_data(entries: Sequence[Entry]) -> str:
     """
     pictures: dict[str, dict[str, Any]] = {}
     shown = []
-    for entry in entries:
+    for entry in labelled([entry for entry in entries if has_trajectories(entry.folder)]):
         own = []
         for record in load_trajectories(entry.folder):
             places = [_place(entry.folder / name, pictures) for name in record["pictures"]]

@@ -46,7 +46,14 @@ function startViewer({ entries, pictures }) {
     return element;
   }
 
-  const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+  // Blanks at the end of a token and between two words are seen; the one in front of a word is what words have.
+  const ends = new Set(entries.flatMap((entry) => entry.trajectories)
+    .filter((one) => one.finish === "eos").map((one) => one.texts.at(-1)));
+  const visible = (text) => {
+    if (ends.has(text)) return "■ end";
+    const marked = text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/ +$/, (blanks) => "␣".repeat(blanks.length));
+    return marked || "∅";
+  };
   const short = (text) => {
     const shown = [...visible(text)];
     return shown.length > 13 ? shown.slice(0, 12).join("") + "…" : shown.join("");

@@ -103,7 +103,7 @@ def keep_trajectories(evaluation: Path) -> list[dict[str, Any]]:
         "accepted": [],
         "tokens": [9, 4],
         "parents": [-1, 0],
-        "texts": [" box", "?"],
+        "texts": [" box", " "],
         "log_probs": None,
         "choices": [2, 2],
         "choice_texts": ["</s>", "</s>"],

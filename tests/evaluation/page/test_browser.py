@@ -112,7 +112,15 @@ def test_the_tree_shows_what_was_accepted_and_what_was_said_instead(opened):
     assert opened.page.locator("#tree path.edge").count() == 4
     assert "3 drafted, 1 accepted, 2 committed" in opened.text("#tree-caption")
     opened.page.click("#next")
-    assert opened.texts("#tree .node text") == [" box", "?", "</s>"], "no percentage where the drafter knows none"
+    assert opened.texts("#tree .node text") == [" box", "␣", "■ end"], "no percentage where the drafter knows none"
+    rejected = opened.page.locator("#tree .node.rejected")
+    assert rejected.get_attribute("aria-label") == "␣, rejected"
+
+
+def test_a_pointer_on_a_point_is_told_its_figures(opened):
+    told = opened.page.locator("#plot-speed-against-tau .told").first
+    assert told.locator("title").text_content().startswith(("fovea: tau ", "pld: tau "))
+    assert told.evaluate("element => getComputedStyle(element).cursor") == "help"
 
 
 def test_a_chosen_node_tells_its_evidence_and_the_targets_word(opened):
@@ -152,10 +160,11 @@ def test_another_question_and_another_method_are_chosen(opened):
 
 def test_columns_sort_by_their_numbers(opened):
     page = opened.page
-    names = page.locator("#comparison tbody th")
+    names = page.locator("#comparison table").first.locator("tbody th")
     assert names.all_text_contents() == ["fovea", "pld"]
-    page.get_by_role("button", name="tau", exact=True).click()
+    tau = page.locator("#comparison").get_by_role("button", name="tau", exact=True)
+    tau.click()
     assert names.all_text_contents() == ["fovea", "pld"]
-    page.get_by_role("button", name="tau", exact=True).click()
+    tau.click()
     assert names.all_text_contents() == ["pld", "fovea"]
     assert page.locator("th[aria-sort=ascending]").count() == 1

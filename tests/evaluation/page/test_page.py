@@ -21,6 +21,7 @@ from fovea.evaluation.page.entries import find_entries
 from fovea.evaluation.page.svg import inline_svg
 from fovea.evaluation.report import main
 from fovea.evaluation.results import DEFINITIONS
+from fovea.evaluation.style import TOLD
 from tests.evaluation.page.made_up import answer, answers, job, keep_trajectories
 
 #: Elements that have no end tag.
@@ -90,6 +91,12 @@ def test_the_comparison_shows_every_figure_with_its_definition(page, folder):
     assert heading == ["method", *(measure.name for measure in comparison.measures_of(entries))]
     assert "training" not in heading, "nobody noted it"
     assert [row[0].strip() for row in rows] == ["fovea", "a_b%<i>"], "the longest accept length first"
+    heading_of_times, *times = page.tables[1]
+    shares = dict(zip(heading_of_times, (cell.strip() for cell in times[0]), strict=True))
+    low, high = best.pooled["intervals"]["prefill_share"]
+    assert shares["prefill"] == f"{best.pooled['time_share']['prefill']:.0%} [{low:.0%}\N{EN DASH}{high:.0%}]"
+    assert (shares["draft ms"], shares["verify ms"], shares["rest ms"]) == ("3.00", "6.00", "1.00")
+    assert "peak memory over AR" not in shares, "a CPU keeps no count"
     own = dict(zip(heading, (cell.strip() for cell in rows[0]), strict=True))
     low, high = best.pooled["intervals"]["tau"]
     assert own["tau"] == f"{best.pooled['tau']:.2f} [{low:.2f}\N{EN DASH}{high:.2f}]"
@@ -120,7 +127,7 @@ def test_nothing_comes_from_outside_and_ids_are_distinct(page, folder):
 
 def test_all_the_plots_with_data_are_there(page):
     plots = [attributes["id"] for tag, attributes in page.elements if tag == "figure" and "id" in attributes]
-    names = "speed-against-tau", "acceptance-by-depth", "tau-by-family", "round-time", "training", "cardinalities"
+    names = "speed-against-tau", "acceptance-by-depth", "tau-by-family", "round-time", "cardinalities", "training"
     assert plots == [f"plot-{name}" for name in names]
 
 
@@ -151,6 +158,9 @@ def test_tables_beside_the_page_hold_the_same(page, folder):
     assert float(rows[0]["tau"]) == best.pooled["tau"]
     assert [float(rows[0][f"tau {end}"]) for end in ("low", "high")] == best.pooled["intervals"]["tau"]
     assert rows[0]["commit"] == "0123456789abcdef"
+    assert rows[0]["folder"] == f"{folder.name}/run/evaluation/final"
+    written = [(folder / "out" / f"page{suffix}").read_text(encoding="utf-8") for suffix in (".html", ".csv", ".md")]
+    assert not [text for text in written if str(folder) in text], "a page tells no folder of the machine"
     assert rows[1]["parameters"] == ""
     markdown = (folder / "out" / "page.md").read_text()
     assert f"{best.pooled['speedup']:.2f}x" in markdown
@@ -178,6 +188,10 @@ def test_figures_become_svg_with_the_pages_colours(folder):
     entries, _ = find_entries([folder])
     drawn = [inline_svg(charts.speed_against_tau(entries), "x", 'a "plot"') for _ in range(2)]
     assert drawn[0] == drawn[1]
+    best = next(entry for entry in entries if entry.method == "fovea").pooled
+    assert f"<title>fovea: tau {best['tau']:.2f}, speedup {best['speedup']:.2f}x</title>" in drawn[0]
+    assert "<title>a_b%&lt;i&gt;: tau" in drawn[0]
+    assert TOLD not in drawn[0]
     root = ElementTree.fromstring(drawn[0])
     assert root.get("aria-label") == 'a "plot"'
     assert root.get("viewBox")
