@@ -41,10 +41,11 @@ def log_to_wandb(run: Any, result: SpeedResult, folder: Path, global_step: int) 
     """
     import wandb
 
-    answers: list[Any] = _answer_rows(result)
+    columns, rows = answer_table(result)
+    answers: list[Any] = rows
     record: dict[str, Any] = {
         "trainer/global_step": global_step,
-        "speed/answers": wandb.Table(columns=list(_ANSWER_COLUMNS), data=answers),
+        "speed/answers": wandb.Table(columns=columns, data=answers),
     }
     pooled = result.figures()[ALL]
     if pooled["rounds"]:
@@ -65,7 +66,8 @@ def log_to_wandb(run: Any, result: SpeedResult, folder: Path, global_step: int) 
 _ANSWER_COLUMNS = ("key", "source", "tokens", "rounds", "tau", "accepted", "speedup", "tokens_per_s", "outcome")
 
 
-def _answer_rows(result: SpeedResult) -> list[list[Any]]:
+def answer_table(result: SpeedResult) -> tuple[list[str], list[list[Any]]]:
+    """Columns, and a row per answer."""
     rows = []
     for prompt in result.prompts:
         trace, baseline = prompt.speculative, prompt.autoregressive
@@ -83,7 +85,7 @@ def _answer_rows(result: SpeedResult) -> list[list[Any]]:
                 prompt.comparison.outcome,
             ]
         )
-    return rows
+    return list(_ANSWER_COLUMNS), rows
 
 
 def _cardinalities(traces: list[GenerationTrace]) -> np.ndarray:

@@ -189,6 +189,6 @@ def conclude(
 def _report(job: Job, loggers: list[Logger]) -> None:
     result = write_report(job.folder)
     page = page_over([job.folder], job.folder / PAGE)[0] if job.settings.page else None
-    tracking.log_result(loggers, result.summary(), job.folder)
+    tracking.log_result(loggers, result, job.folder)
     print_table(result)
     print(f"report in {job.folder / 'report.md'}" + (f", page in {page}" if page else ""))

@@ -36,7 +36,8 @@ class SweepSummary(Callback):
         self.metrics = list(metrics)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        from fovea.evaluation.table import markdown_table  # brings torch in, which --help can do without
+        from fovea.app.tracking import log_sweep  # these bring torch in, which --help can do without
+        from fovea.evaluation.table import markdown_table
 
         folder = Path(config.hydra.sweep.dir)
         swept = [str(override).split("=", 1)[0] for override in config.hydra.overrides.task]
@@ -53,6 +54,7 @@ class SweepSummary(Callback):
         print(f"\n{text}\n{len(jobs) - len(failed)} of {len(jobs)} jobs completed; {where}")
         for job in failed:
             print(f"job {job.name} {job.outcome.status}: {job.outcome.error} (traceback in {folder / job.name})")
+        log_sweep(config, folder, rows)
         if failed:
             sys.stdout.flush()
             raise SystemExit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,17 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
+from fovea.app.provenance import provenance
+from fovea.app.tracked import evaluation_tables, page_for_wandb, sweep_tables, tables_for_wandb
 from fovea.app.typed import SettingError
+from fovea.app.untold import Untold
+from fovea.evaluation.history import EVALUATIONS, FINAL
+from fovea.evaluation.page.build import PAGE
+from fovea.evaluation.page.entries import find_entries
+from fovea.evaluation.results import SpeedResult
+
+#: What trackers are told of where a run comes from.
+_TOLD = ("commit", "dirty", "started", "python", "platform", "cpus", "gpus", "versions")
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
@@ -44,19 +54,24 @@ def _place_in_sweep(node: DictConfig) -> dict[str, Any]:
     if hydra.mode != RunMode.MULTIRUN:
         return {}
     short = [override.rsplit(".", 1)[-1] for override in hydra.overrides.task]
-    return {"group": node.group or " ".join(Path(hydra.sweep.dir).parts[-2:]), "name": " ".join([node.name, *short])}
+    return {"group": node.group or _group(Path(hydra.sweep.dir)), "name": " ".join([node.name, *short])}
 
 
 def log_settings(built: list[Logger], cfg: DictConfig) -> None:
-    """Logs the resolved settings as a plain dictionary; of this machine's folders it says ``<output_dir>``."""
+    """Logs the resolved settings as a plain dictionary, and commit and versions; of this machine's folders only names.
+
+    The run's own are called ``<output_dir>`` and ``<cache>``.
+    """
     shown = cfg.copy()
+    untold = Untold({str(name): str(path) for name, path in cfg.paths.items()})
     for name in shown.paths:
         OmegaConf.update(shown, f"paths.{name}", f"<{name}>")
     plain: dict[str, Any] = OmegaConf.to_container(shown, resolve=True)  # type: ignore[assignment]
     for name in ("paths", "logger"):
         plain.pop(name, None)
+    told = {name: value for name, value in provenance().items() if name in _TOLD}
     for logger in built:
-        logger.log_hyperparams(plain)
+        logger.log_hyperparams(untold.settings(plain) | {"provenance": told})
 
 
 @contextmanager
@@ -92,12 +107,52 @@ def _require_account() -> None:
         )
 
 
-def log_result(built: list[Logger], numbers: Mapping[str, float], run: Path) -> None:
-    """Logs the headline ``numbers`` of a finished job and, to W&B, the pictures of its report in ``run``."""
-    pictures = sorted([*run.glob("plots/*.png"), *run.glob("evaluation/final/*.png")])
+def log_result(built: list[Logger], result: SpeedResult, run: Path) -> None:
+    """Logs a finished job: headline numbers and, to W&B, tables, the page and the pictures that lie in ``run``."""
+    numbers = result.summary()
+    folder = run / EVALUATIONS / FINAL
+    pictures = sorted([*run.glob("plots/*.png"), *folder.glob("*.png")])
     for logger in built:
         logger.log_metrics({f"final/{name}": value for name, value in numbers.items()})
         if isinstance(logger, WandbLogger):
             for picture in pictures:
                 logger.log_image(f"final/{picture.stem}", [str(picture)])
+            record = tables_for_wandb(evaluation_tables(result, folder), "final")
+            if (run / PAGE).is_file():
+                record["final/page"] = page_for_wandb(run / PAGE, Untold({"output_dir": run}))
+            logger.experiment.log(record)
         logger.save()
+
+
+def log_sweep(config: DictConfig, folder: Path, summary: Sequence[Sequence[str]]) -> None:
+    """A run of its own in the W&B group of a finished sweep: its summary, its comparison, its plot and its page.
+
+    Nothing where the jobs tell W&B nothing.
+
+    Args:
+        config: the sweep's, with Hydra's node.
+        folder: of the sweep.
+        summary: heading and a row per job.
+    """
+    node = (config.get("logger") or {}).get("wandb")
+    if node is None or os.environ.get("WANDB_MODE") == "disabled":
+        return
+    group = OmegaConf.select(node, "group", default=None) or _group(folder)
+    with closed_at_end():
+        logger = instantiate(node, save_dir=str(folder), name=f"{group} summary", group=group, job_type="sweep")
+        untold = Untold({"sweep": folder})
+        try:
+            entries, _ = find_entries([folder])
+        except FileNotFoundError:
+            entries = []
+        record = tables_for_wandb(sweep_tables(summary, entries, untold), "sweep")
+        if (folder / PAGE).is_file():
+            record["sweep/page"] = page_for_wandb(folder / PAGE, untold)
+        logger.experiment.log(record)
+        for picture in sorted(folder.glob("*.png")):
+            logger.log_image(f"sweep/{picture.stem}", [str(picture)])
+
+
+def _group(folder: Path) -> str:
+    """The W&B group of the sweep in ``folder``."""
+    return " ".join(folder.parts[-2:])

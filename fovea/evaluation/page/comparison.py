@@ -157,21 +157,29 @@ def latex(entries: Sequence[Entry]) -> str:
 
 def comma_separated(entries: Sequence[Entry]) -> str:
     """The comparison with full precision; an interval takes two columns. Unknown values are empty."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(comparison_rows(entries))
+    return stream.getvalue()
+
+
+def comparison_rows(entries: Sequence[Entry]) -> list[list[Any]]:
+    """Heading and a row per entry with full precision; an interval takes two columns, and is empty where there is none.
+
+    What is unknown is None.
+    """
     measures = measures_of(entries)
     heading = ["method", "folder", "target", "device", "commit"]
     for measure in measures:
         heading += [measure.name, *([f"{measure.name} low", f"{measure.name} high"] if measure.interval else [])]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(heading)
+    rows = [heading]
     for entry in entries:
         settings = entry.result.settings
         row = [entry.label, entry.place.as_posix(), settings.get("target"), settings.get("device")]
         row.append(entry.provenance.get("commit"))
         for measure in measures:
             row += [measure.value(entry), *((measure.bounds(entry) or ["", ""]) if measure.interval else [])]
-        writer.writerow(row)
-    return stream.getvalue()
+        rows.append(row)
+    return rows
 
 
 def families(entries: Sequence[Entry], figure: str) -> tuple[list[str], list[tuple[str, list[float | None]]]]:

@@ -117,8 +117,8 @@ def _difference(entry: Entry, whole: Entry | None) -> Cell:
 
 def difference(entry: Entry, whole: Entry) -> tuple[float, list[float]] | None:
     """tau of one evaluation minus that of another with its interval, over the prompts of both."""
-    sides = [[(one.speculative, one.autoregressive) for one in e.result.prompts] for e in (entry, whole)]
-    return tau_difference(*sides, entry.result.settings.get("resamples", RESAMPLES))
+    changed, unchanged = ([(p.speculative, p.autoregressive) for p in e.result.prompts] for e in (entry, whole))
+    return tau_difference(changed, unchanged, entry.result.settings.get("resamples", RESAMPLES))
 
 
 def _epochs(study: Study) -> Table:
