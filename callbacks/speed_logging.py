@@ -42,10 +42,10 @@ def log_to_wandb(run: Any, result: SpeedResult, folder: Path, global_step: int) 
     import wandb
 
     columns, rows = answer_table(result)
-    answers: list[Any] = rows
+    answers: dict[str, Any] = {"columns": columns, "data": rows}
     record: dict[str, Any] = {
         "trainer/global_step": global_step,
-        "speed/answers": wandb.Table(columns=columns, data=answers),
+        "speed/answers": wandb.Table(**answers),
     }
     pooled = result.figures()[ALL]
     if pooled["rounds"]:

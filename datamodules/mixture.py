@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.benchmarks import BenchmarkConversations
-from datamodules.conversations import JsonlConversations, SourceError
+from datamodules.conversations import JsonlConversations, MMSpecConversations, SourceError
 from fovea.targets.conversation import Conversation, ImageSource, StoredImage
 from fovea.targets.images import BrokenImageError, image_bytes, open_image
 
@@ -39,6 +39,8 @@ SPLIT_HERE = {
 OFFICIAL = {"scienceqa": ("train", "test"), "chartqa": ("train", "test")}
 #: Benchmarks that are only evaluated, and their splits.
 ONLY_EVALUATED = {"textvqa": "val", "mme": "test"}
+#: Only evaluated too, and read in a layout of its own.
+MMSPEC = "mmspec"
 #: A shorter file name, such as 12.jpg, is no identifier that two data sets would share.
 _SHORTEST_NAME = 8
 
@@ -99,8 +101,10 @@ def build(llava: Sequence[Conversation], benchmarks: dict[str, Path], sizes: tup
             evaluation[name] = list(judged)
         elif name in ONLY_EVALUATED:
             evaluation[name] = list(_read(name, folder, ONLY_EVALUATED[name]))
+        elif name == MMSPEC:
+            evaluation[name] = list(MMSpecConversations(folder))
         else:
-            known = ", ".join(sorted([*SPLIT_HERE, *OFFICIAL, *ONLY_EVALUATED]))
+            known = ", ".join(sorted([*SPLIT_HERE, *OFFICIAL, *ONLY_EVALUATED, MMSPEC]))
             raise SourceError(f"'{name}' has no place in the mixture; choose from: {known}")
     order = np.random.default_rng(SEED).permutation(len(llava))[:taken].tolist()
     drawn = [llava[index] for index in order if llava[index].images]

@@ -81,8 +81,8 @@ def tables_for_wandb(tables: Mapping[str, Columns], prefix: str) -> dict[str, An
 
     out: dict[str, Any] = {}
     for name, (columns, rows) in tables.items():
-        data: Any = rows  # plain values of any type
-        out[f"{prefix}/{name}"] = wandb.Table(columns=columns, data=data)
+        plain: dict[str, Any] = {"columns": columns, "data": rows}  # of any type
+        out[f"{prefix}/{name}"] = wandb.Table(**plain)
     return out
 
 

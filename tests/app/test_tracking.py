@@ -115,7 +115,7 @@ def test_an_offline_run_holds_tables_pictures_and_page_and_no_folder(run, offlin
     assert table(found["final/budgets"])[-1]["states"] == 2
     assert [row["focus"] for row in table(found["final/focus"])] == ["attended", "retrieved"] * 2
     assert "Visual budgets and focus" in found["final/page"]
-    sent = list(records(run))
+    sent = records(run)
     logged = {item.key or item.nested_key[0] for r in sent for item in r.history.item}
     assert {"final/figures", "final/page", "final/speed_by_family", "final/tau"} <= logged
     _tells_nothing(sent, found, tmp_path)
@@ -137,7 +137,7 @@ def test_a_sweep_is_a_run_of_its_own(offline, tmp_path, monkeypatch):
     compared = table(found["sweep/comparison"])
     assert [row["method"] for row in compared] == ["fovea, nodes=0", "fovea, nodes=1"]
     assert "2 evaluations of fovea" in found["sweep/page"]
-    sent = list(records(sweep))
+    sent = records(sweep)
     (begun,) = [record.run for record in sent if record.HasField("run")]
     assert (begun.run_group, begun.job_type) == ("2026-01-02 03-04-05", "sweep")
     _tells_nothing(sent, {"page": found["sweep/page"]}, sweep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,25 @@ _HEADER, _BLOCK = 7, 32768
 _FULL, _LAST = 1, 4
 
 
-def records(folder: Path) -> Iterator[Any]:
-    """The records of the only offline run below ``folder``."""
+#: Seconds that W&B's own process may take to write down how a finished run has ended.
+_PATIENCE = 30.0
+
+
+def records(folder: Path) -> list[Any]:
+    """The records of the only offline run below ``folder``, which is finished."""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        found = list(_parsed(path))
+        if any(record.HasField("exit") for record in found):
+            return found
+        time.sleep(0.1)
+    raise TimeoutError(f"{path} does not say how its run ended")
+
+
+def _parsed(path: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
-    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     for content in _chunks(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
@@ -31,6 +46,8 @@ def _chunks(data: bytes) -> Iterator[bytes]:
             offset += left
             continue
         _, length, kind = struct.unpack("<IHB", data[offset : offset + _HEADER])
+        if offset + _HEADER + length > len(data):
+            return  # the rest is not written yet
         parts += data[offset + _HEADER : offset + _HEADER + length]
         offset += _HEADER + length
         if kind in (_FULL, _LAST):

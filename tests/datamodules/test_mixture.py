@@ -135,7 +135,10 @@ def test_bad_commands(folders, capsys):
     llava = ["--llava", str(folders / "llava/mix.json"), "--out", str(folders / "out")]
     for typed, message in (
         (["--benchmark", "chartqa"], "write <name>=<folder>"),
-        (["--benchmark", f"mmmu={folders}"], "'mmmu' has no place in the mixture; choose from: chartqa, mathvista"),
+        (
+            ["--benchmark", f"mmmu={folders}"],
+            "'mmmu' has no place in the mixture; choose from: chartqa, mathvista, mme, mmspec",
+        ),
         (["--benchmark", f"mathvista={folders / 'llava'}"], "no MathVista there"),
     ):
         with pytest.raises(SystemExit) as stopped:
@@ -152,3 +155,23 @@ def test_pictures_in_tables_become_files(tmp_path, own_tables):
     write(build([], {"mme": tmp_path / "mme"}, (5, 5, 5)), tmp_path / "out")
     items = JsonlConversations(tmp_path / "out/evaluation-mme.jsonl")
     assert [shown(item) for item in items] == ["[1]Is it?", "[2]Is it?"]
+
+
+def test_mmspec_is_evaluated_and_keeps_its_pictures_out_of_training(folders, tmp_path):
+    """One question about a picture that LLaVA has under another name, one with two turns about another."""
+    put(tmp_path / "mmspec/images/a.png", 103)
+    put(tmp_path / "mmspec/images/b.png", 7)
+    records = [
+        {"id": f"m{n}", "image": image, "turns": turns, "topic": "t", "category": "c"}
+        for n, (image, turns) in enumerate([("a.png", ["What?"]), ("b.png", ["What?", "And why?"])])
+    ]
+    (tmp_path / "mmspec/mmspec.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    llava = JsonlConversations(folders / "llava/mix.json")
+    mixture = build(llava, {"mmspec": tmp_path / "mmspec"}, (13, 2, 3))
+    assert [item.key for item in mixture.evaluation["mmspec"]] == ["m0", "m1"]
+    assert list(mixture.dropped.values()) == ["its picture is that of m0"]
+    write(mixture, tmp_path / "out")
+    manifest = (tmp_path / "out/manifests/evaluation-mmspec.jsonl").read_text().splitlines()
+    assert [(json.loads(line)["key"], len(json.loads(line)["images"])) for line in manifest] == [("m0", 1), ("m1", 1)]
+    written = JsonlConversations(tmp_path / "out/evaluation-mmspec.jsonl")
+    assert [len(item.messages) for item in written] == [1, 2]
