@@ -9,11 +9,18 @@ that the drafter will have to predict. ``answer_mask`` marks tokens, ``supervise
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from fovea.targets.reused_memory import ReusedMemory
+
+#: Of the batches of this process.
+_MEMORY = ReusedMemory()
 
 
 def supervised_positions(answer_mask: Tensor) -> Tensor:
@@ -133,12 +140,12 @@ class TeacherBatch:
             valid=torch.zeros(batch, length, dtype=torch.bool),
             answer_mask=torch.zeros(batch, length, dtype=torch.bool),
             is_visual=torch.zeros(batch, length, dtype=torch.bool),
-            last=first.last.new_zeros(batch, length, first.last.shape[1]),
+            last=_padded([s.last for s in samples], length),
             mid=torch.cat([s.mid for s in samples]),
-            visual=first.visual.new_zeros(batch, entries, first.last.shape[1]),
+            visual=_padded([s.visual for s in samples], entries),
             visual_valid=torch.zeros(batch, entries, dtype=torch.bool),
             importance=_padded_importance(samples, entries),
-            features=None if first.features is None else first.last.new_zeros(batch, length, first.features.shape[1]),
+            features=None if first.features is None else _padded([_features(s) for s in samples], length),
             feature_layers=first.feature_layers,
         )
         for row, sample in enumerate(samples):
@@ -148,12 +155,31 @@ class TeacherBatch:
             out.valid[row, :tokens] = True
             out.answer_mask[row, :tokens] = sample.answer_mask
             out.is_visual[row, :tokens] = sample.is_visual
-            out.last[row, :tokens] = sample.last
-            out.visual[row, :seen] = sample.visual
             out.visual_valid[row, :seen] = True
-            if out.features is not None and sample.features is not None:
-                out.features[row, :tokens] = sample.features
         return out
+
+
+def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
+    """[B, ``length``, D] of B states [., D], zero behind them; each number is written once.
+
+    A loader's worker writes to memory that it shares with the process that trains: what is elsewhere would be copied
+    there. ``default_collate`` does the same.
+    """
+    shape = (len(rows), length, rows[0].shape[1])
+    if get_worker_info() is None or not math.prod(shape):
+        out = _MEMORY.empty(shape, rows[0].dtype) if rows[0].device.type == "cpu" else rows[0].new_empty(shape)
+    else:
+        shared = rows[0]._typed_storage()._new_shared(math.prod(shape), device=rows[0].device)
+        out = rows[0].new(shared).resize_(shape)
+    for place, states in zip(out, rows, strict=True):
+        place[: len(states)] = states
+        place[len(states) :] = 0
+    return out
+
+
+def _features(sample: TeacherSample) -> Tensor:
+    assert sample.features is not None, "samples of a batch hold the same layers"
+    return sample.features
 
 
 def _padded_importance(samples: Sequence[TeacherSample], entries: int) -> Tensor | None:

@@ -1,0 +1,75 @@
+"""Memory is written again only when nobody holds it."""
+
+import torch
+
+from fovea.targets.reused_memory import ReusedMemory
+from fovea.targets.teacher_batch import TeacherBatch, TeacherSample
+
+MEGABYTE = 1 << 20
+
+
+def address(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_it_is_taken_again_when_it_is_free():
+    memory = ReusedMemory()
+    first = memory.empty((2, MEGABYTE), torch.float32)
+    place, view = address(first), first[1, 5:9]
+    view.fill_(3)
+    del first
+    second = memory.empty((2, MEGABYTE), torch.float32)
+    assert address(second) != place  # the view is alive
+    second.zero_()
+    assert view.tolist() == [3, 3, 3, 3]
+    del view
+    third = memory.empty((MEGABYTE, 3), torch.bfloat16)  # another shape and dtype, of similar size
+    assert address(third) == place
+    assert (third.shape, third.dtype) == ((MEGABYTE, 3), torch.bfloat16)
+    assert address(memory.empty((MEGABYTE,), torch.int8)) not in (place, address(second))
+
+
+def test_a_graph_holds_it():
+    memory = ReusedMemory()
+    states = memory.empty((1024, 512), torch.float32).fill_(2.0)
+    place, weight = address(states), torch.ones(512, 1, requires_grad=True)
+    loss = (states @ weight).sum()
+    del states
+    other = memory.empty((1024, 512), torch.float32).zero_()
+    assert address(other) != place
+    loss.backward()
+    assert weight.grad is not None
+    assert (weight.grad == 2048).all()
+
+
+def test_no_more_is_kept_than_asked():
+    memory = ReusedMemory(kept=2)
+    held = [memory.empty((MEGABYTE * n,), torch.uint8) for n in (2, 5, 11, 23)]
+    assert len({address(tensor) for tensor in held}) == 4
+    places = [address(tensor) for tensor in held]
+    held.clear()
+    assert address(memory.empty((MEGABYTE * 4,), torch.uint8)) == places[1]
+    assert len(memory._buffers) == 2
+
+
+def test_batches_in_reused_memory_hold_what_they_should():
+    """Lengths vary, and every earlier batch that is kept stays as it was."""
+    generator = torch.Generator().manual_seed(0)
+
+    def sample(tokens, visual):
+        place = torch.arange(tokens)
+        states = (torch.randn(rows, 700, generator=generator) for rows in (tokens, 2, visual))
+        return TeacherSample("k", place, place.expand(3, -1), place >= tokens - 2, place < visual, *states)
+
+    kept = []
+    for number in range(12):
+        samples = [sample(400 + 37 * number % 90, 380), sample(300, 50 + number)]
+        batch = TeacherBatch.collate(samples)
+        if number % 3 == 0:
+            kept.append((batch, samples))
+        for one, parts in [*kept, (batch, samples)]:
+            for row, part in enumerate(parts):
+                assert torch.equal(one.last[row, : len(part.ids)], part.last)
+                assert torch.equal(one.visual[row, : len(part.visual)], part.visual)
+                assert not one.last[row, len(part.ids) :].any()
+                assert not one.visual[row, len(part.visual) :].any()
