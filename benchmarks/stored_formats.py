@@ -161,7 +161,9 @@ def train(out: Path, overrides: list[str]) -> list[list[str]]:
             own = ["experiment=fovea", "seed=1", f"data.export.dtype={dtype}", f"data.export.visual={visual}"]
             words = [*own, "logger=csv", f"hydra.run.dir={folder}", *overrides]
             print(f"== train.py {' '.join(words)}", flush=True)
-            subprocess.run([sys.executable, str(ROOT / "train.py"), *words], check=True)
+            code = subprocess.run([sys.executable, str(ROOT / "train.py"), *words], check=False).returncode
+            if code:
+                sys.exit(f"train.py ended with {code}; the same command goes on behind what is finished")
         figures = SpeedResult.load(folder / EVALUATIONS / FINAL).figures()[ALL]
         low, high = figures["intervals"].get("tau") or (float("nan"), float("nan"))
         reach = " ".join(f"{rate:.2f}" for rate in figures["reach_rate"][:4])
