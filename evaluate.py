@@ -6,6 +6,9 @@ Settings are those of the run that trained it, unless typed; rules of retrieval 
 Methods without weights need no checkpoint: ``python evaluate.py method=pld``. All methods side by side:
 ``python evaluate.py -m 'method=glob(*)' checkpoints=<folder>``, which holds a run or an exported drafter per method.
 
+An evaluation that was cut short goes on behind its last answer:
+``python evaluate.py resume=outputs/<date>/<time>-evaluate``.
+
 What was decoded before is judged without a target: ``traces=<folder>`` reads answers that others have published, and
 ``audit=[a,b]`` compares two sets of answers.
 """
@@ -31,7 +34,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         return plan_job(cfg)
     if reads_outputs(cfg):
         return outputs_job(cfg)
-    typed = command_line()
+    cfg, typed = runs.evaluated_again(cfg, command_line())
     cfg, checkpoint = runs.evaluated(cfg, typed)
     job = assemble.start(cfg)
     loggers = tracking.loggers(cfg)

@@ -35,7 +35,7 @@ from fovea.decoding.speculative import generate
 from fovea.decoding.trace import GenerationTrace
 from fovea.decoding.transformers_generate import generate_transformers
 from fovea.evaluation.losslessness import compare
-from fovea.evaluation.speed import balanced, user_turns
+from fovea.evaluation.prompts import balanced, user_turns
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_generation_config, load_spec

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.progress import continue_epoch, loader_states, settle
 from fovea.drafters.checkpoint import save_drafter
+from fovea.files import room_for
 from fovea.training.module import DivergedError
 
 
@@ -144,7 +145,11 @@ class DrafterCheckpoint(Checkpoint):
             return
         earlier = Path(resumed).parents[len(self.LAST.parts) - 1] / self.BEST
         if earlier.is_dir():
-            shutil.copytree(earlier, best)
+            partial = best.with_name(f".{best.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            with room_for(best):
+                shutil.copytree(earlier, partial)
+            partial.rename(best)
 
     def _is_turn(self, step: int) -> bool:
         return self.every_n_steps is not None and step % self.every_n_steps == 0

@@ -13,6 +13,7 @@ from callbacks.speed_logging import log_to_wandb, scalars
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EPOCH, EVALUATIONS
 from fovea.evaluation.results import SpeedResult
+from fovea.evaluation.unfinished import discard_answers
 
 
 class SpeedEvaluation(L.Callback):
@@ -47,6 +48,8 @@ class SpeedEvaluation(L.Callback):
             self.result = self.evaluation.run(
                 module.drafter, folder, device=module.device, count=self.evaluation.config.prompts_per_epoch
             )
+        if trainer.is_global_zero:
+            discard_answers(folder)
         # All ranks hold the pooled result; its mean over ranks is itself.
         module.log_dict(scalars(self.result), on_step=False, on_epoch=True, sync_dist=True)
         for logger in trainer.loggers:

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
+from callbacks.checkpoint_files import CheckpointFiles
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
 from fovea.app.settings import Settings, read_settings, with_layers_read
@@ -29,6 +30,7 @@ from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.page.build import PAGE, page_over
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
+from fovea.evaluation.unfinished import discard_answers
 from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_generation_config, load_head, load_spec, weights_fingerprint
 from fovea.training.module import DrafterModule
@@ -106,6 +108,7 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         job.settings.speed,
         selection=selection,
         settings={"benchmark": job.cfg.benchmark.name},
+        identity={"target_weights": weights_fingerprint(target)},
         budget=job.settings.budget,
         progress=job.cfg.trainer.enable_progress_bar,
     )
@@ -144,7 +147,8 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
     given = {SPEED_EVALUATION: {"evaluation": evaluation}}
     callbacks = [instantiate(node, **given.get(name, {})) for name, node in nodes.items()]
     precision = training_precision(job.cfg.trainer.precision, job.device)
-    return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks)
+    files = [CheckpointFiles()]
+    return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks, plugins=files)
 
 
 def judged_drafter(
@@ -171,13 +175,22 @@ def conclude(
 ) -> dict[str, float]:
     """The final evaluation on all ranks, its report and its table; returns the headline numbers.
 
+    That of the run which this one resumes goes on where it was cut short, if it was of the same drafter.
+
     Raises:
         LosslessnessError: after the report was written.
     """
     folder = job.folder / EVALUATIONS / FINAL
     try:
-        method = job.cfg.get("method")
-        result = evaluation.run(drafter, folder, device=device, count=job.settings.speed.prompts, method=method)
+        result = evaluation.run(
+            drafter,
+            folder,
+            device=device,
+            count=job.settings.speed.prompts,
+            method=job.cfg.get("method"),
+            earlier=Path(job.cfg.resume).expanduser() / EVALUATIONS / FINAL if job.cfg.resume else None,
+            insist=job.cfg.resume is not None and job.cfg.task == "evaluate",
+        )
     except LosslessnessError:
         _report(job, loggers)
         raise
@@ -192,3 +205,4 @@ def _report(job: Job, loggers: list[Logger]) -> None:
     tracking.log_result(loggers, result, job.folder)
     print_table(result)
     print(f"report in {job.folder / 'report.md'}" + (f", page in {page}" if page else ""))
+    discard_answers(job.folder / EVALUATIONS / FINAL)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fovea.files import write_text
+
 FILE = "outcome.json"
 
 
@@ -27,7 +29,7 @@ class Outcome:
 
     def write(self, folder: Path) -> None:
         """Writes it into the job's ``folder``."""
-        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Outcome:

@@ -18,9 +18,9 @@ from fovea.evaluation import published_report
 from fovea.evaluation.answers import Answer, AnswerSet, read_answers, read_comparisons
 from fovea.evaluation.audit import AUDIT, Audit, Judge, audit
 from fovea.evaluation.losslessness import Comparison, compare
+from fovea.evaluation.prompts import user_turns
 from fovea.evaluation.published import judge
 from fovea.evaluation.recorded import trace_folders
-from fovea.evaluation.speed import user_turns
 from fovea.evaluation.table import plain_table
 from fovea.targets.load import load_generation_config, load_spec
 

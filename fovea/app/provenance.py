@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fovea.files import write_text
+
 PACKAGES = (
     "fovea",
     "torch",
@@ -50,7 +52,7 @@ def provenance() -> dict[str, Any]:
 def write_provenance(folder: Path) -> None:
     """Writes ``provenance.json`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "provenance.json").write_text(json.dumps(provenance(), indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
 
 
 def _version(package: str) -> str | None:

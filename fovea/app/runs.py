@@ -7,20 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from fovea.app.inherit import CommandLine, inherit
+from fovea.app.inherit import CommandLine, inherit, parse
 from fovea.app.launch import CONFIG_DIR
+from fovea.app.outcome import FILE as OUTCOME
+from fovea.app.outcome import Outcome
 from fovea.app.typed import SettingError
 from fovea.drafters.checkpoint import CONFIG_FILE, require_drafter
 from fovea.drafters.training_free import CONFIGS
+from fovea.files import write_text
 
 #: Where a run keeps what ``resume=`` continues from, and the drafter that ``ckpt=`` loads.
 LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
 DRAFTER = Path("drafter")
 #: The configuration of a run with its interpolations, where Hydra puts it, and the same for readers, resolved.
 CONFIG, RESOLVED_CONFIG = Path(".hydra") / "config.yaml", Path("config.yaml")
+#: What was typed for a run, where Hydra puts it.
+OVERRIDES = Path(".hydra") / "overrides.yaml"
 #: What always belongs to the new run.
 OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints", "diagnostics")
 
@@ -89,6 +96,36 @@ def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
         return cfg, drafter
     nodes = [str(node) for node in cfg if node not in (*OWN, "name", "tags", "logger", "trainer", "callbacks")]
     return inherit(cfg, saved_config(run), typed, nodes), drafter
+
+
+def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, CommandLine]:
+    """Settings and command line of an evaluation that goes on from the one in ``cfg.resume``; else both as they are.
+
+    They are composed from what was typed for that one and then for this one, and written into this one's folder, so
+    that it can be resumed in its turn.
+
+    Raises:
+        SettingError: the folder holds no evaluation, or one that was completed.
+    """
+    if cfg.resume is None:
+        return cfg, typed
+    run = Path(cfg.resume).expanduser()
+    if not (run / OVERRIDES).is_file() or saved_config(run).task != "evaluate":
+        raise SettingError(f"{run} holds no evaluation to resume; give the folder of an evaluate.py that was cut short")
+    if (run / OUTCOME).is_file() and Outcome.read(run).status == "completed":
+        raise SettingError(f"the evaluation in {run} was completed; measure again with what was typed for it")
+    typed_then = [str(override) for override in OmegaConf.load(run / OVERRIDES)]
+    overrides = [o for o in (*typed_then, *typed.overrides) if o.split("=", 1)[0] != "resume"]
+    again = compose("evaluate", overrides=overrides)
+    again.resume = cfg.resume
+    write_overrides(Path(cfg.paths.output_dir), overrides)
+    return again, parse(overrides, [str(group) for group in HydraConfig.get().runtime.choices])
+
+
+@rank_zero_only
+def write_overrides(folder: Path, overrides: list[str]) -> None:
+    """Keeps ``overrides`` as what was typed for the run in ``folder``."""
+    write_text(folder / OVERRIDES, OmegaConf.to_yaml(OmegaConf.create(overrides)))
 
 
 def _named_checkpoint(cfg: DictConfig) -> Path:
@@ -163,5 +200,5 @@ def saved_config(run: Path) -> DictConfig:
 def record_settings(folder: Path, cfg: DictConfig) -> None:
     """Writes ``cfg`` into the run's ``folder``; it is what was composed plus what an earlier run has handed on."""
     (folder / CONFIG).parent.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, folder / CONFIG)
-    OmegaConf.save(cfg, folder / RESOLVED_CONFIG, resolve=True)
+    write_text(folder / CONFIG, OmegaConf.to_yaml(cfg))
+    write_text(folder / RESOLVED_CONFIG, OmegaConf.to_yaml(cfg, resolve=True))

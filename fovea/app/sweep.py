@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.outcome import FILE, Outcome
 from fovea.app.typed import convert
+from fovea.files import write_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SweepSummary(Callback):
         with (folder / "summary.csv").open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows(rows)
         text = markdown_table(rows) + "\n"
-        (folder / "summary.md").write_text(text, encoding="utf-8")
+        write_text(folder / "summary.md", text)
         plot(jobs, varying(jobs, swept), self.metrics[:2], folder / "summary.png")
         failed = [job for job in jobs if job.outcome.status != "completed"]
         page = write_sweep_page(folder) if _wants_page(config) else None

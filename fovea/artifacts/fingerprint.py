@@ -79,7 +79,7 @@ class Fingerprint:
 
         Feature layers agree if those of ``other`` are among them.
         """
-        mine, theirs = _flat(asdict(self)), _flat(asdict(other))
+        mine, theirs = flat(asdict(self)), flat(asdict(other))
         apart = PROVENANCE
         if set(other.feature_layers) <= set(self.feature_layers):
             apart = (*PROVENANCE, "feature_layers")
@@ -137,18 +137,19 @@ def processor_settings(checkpoint: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name in _SETTINGS:
         if (path := checkpoint / name).is_file():
-            settings |= _flat(json.loads(path.read_text(encoding="utf-8")))
+            settings |= flat(json.loads(path.read_text(encoding="utf-8")))
     for name in _HASHED:
         if (path := checkpoint / name).is_file():
             settings[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return settings
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested dictionaries by dotted name."""
     result = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            result |= _flat(value, f"{prefix}{name}.")
+            result |= flat(value, f"{prefix}{name}.")
         else:
             result[f"{prefix}{name}"] = value
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
+from fovea.files import write_text
 
 MANIFEST = "manifest.json"
 #: Raised whenever older files can no longer be read.
@@ -144,7 +144,5 @@ class Manifest:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes ``values`` under a temporary name and renames it to ``path``."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(values, separators=(",", ":")), encoding="utf-8")
-    partial.replace(path)
+    """Writes ``values`` to ``path`` in one piece."""
+    write_text(path, json.dumps(values, separators=(",", ":")))

@@ -74,3 +74,12 @@ class Remembering(Protocol):
     def forget(self) -> None:
         """Forgets all earlier requests, so that a warm-up leaves nothing behind."""
         ...
+
+
+@runtime_checkable
+class Recalling(Remembering, Protocol):
+    """One whose memory can be made again from answers alone."""
+
+    def recall(self, answer: Sequence[int]) -> None:
+        """Remembers an ``answer`` as if it had been decoded, for an evaluation that goes on behind a finished part."""
+        ...

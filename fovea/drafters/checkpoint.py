@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from fovea.drafters.base import Drafter
 from fovea.drafters.registry import drafter_type
+from fovea.files import replacing
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
 
@@ -61,9 +62,8 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
         (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata={"format": "pt"})),
         (CONFIG_FILE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n")),
     ):
-        partial = folder / f".{name}.partial"
-        write(partial)
-        partial.replace(folder / name)
+        with replacing(folder / name) as partial:
+            write(partial)
 
 
 def load_drafter(

@@ -123,6 +123,13 @@ class TrieLookahead:
         """Forgets all earlier requests."""
         self._answers = self._empty_trie()
 
+    def recall(self, answer: Sequence[int]) -> None:
+        """Takes in the tokens of an earlier answer, as its request would have."""
+        if self.config.isolate:
+            return
+        self._answers.shrink(self.config.max_nodes)
+        self._answers.extend(readable(list(answer), self._placeholder_ids))
+
     def start(self, prefill: Prefill) -> None:
         """Takes in the prompt, and lets go of the last one."""
         if self.config.isolate:

@@ -19,6 +19,7 @@ from fovea.evaluation.json_lines import RecordError
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.results import LosslessnessError
 from fovea.evaluation.table import markdown_table
+from fovea.files import write_text
 from fovea.targets.conversation import conversation_of
 
 AUDIT = "audit"
@@ -112,7 +113,7 @@ class Audit:
 
     def save(self, folder: Path) -> None:
         """Writes ``audit.json`` and ``audit.md`` into ``folder``."""
-        (folder / f"{AUDIT}.json").write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / f"{AUDIT}.json", json.dumps(self.to_json(), indent=2) + "\n")
         parts = [
             f"# {self.second} beside {self.first}",
             markdown_table(self.rows()),
@@ -120,7 +121,7 @@ class Audit:
             "A sample counts as the worst of its turns.",
             "\n".join(f"- {line}" for line in self.lines()),
         ]
-        (folder / f"{AUDIT}.md").write_text("\n\n".join(p for p in parts if p) + "\n", encoding="utf-8")
+        write_text(folder / f"{AUDIT}.md", "\n\n".join(p for p in parts if p) + "\n")
 
     def require_explained(self) -> None:
         """Raises:

@@ -13,6 +13,7 @@ from fovea.evaluation.diagnostics import DEFINITIONS
 from fovea.evaluation.results import ALL
 from fovea.evaluation.style import save
 from fovea.evaluation.table import markdown_table
+from fovea.files import write_text
 
 BUDGET_REPORT = "budget.md"
 _PICTURES = {
@@ -38,7 +39,7 @@ def write_budget_report(folder: Path) -> BudgetResult:
         drawn["focus_movement"] = plots.focus_by_position(figures[ALL], result.settings)
     for name, figure in drawn.items():
         save(figure, folder / f"{name}.png")
-    (folder / BUDGET_REPORT).write_text(_markdown(result, figures, list(drawn)), encoding="utf-8")
+    write_text(folder / BUDGET_REPORT, _markdown(result, figures, list(drawn)))
     return result
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fovea.evaluation.diagnostics import DEFINITIONS, budget_figures, focus_figures, movements_of, states_of
 from fovea.evaluation.results import ALL
+from fovea.files import write_text
 
 BUDGET, BUDGET_SAMPLES = "budget.json", "budget_samples.jsonl"
 
@@ -88,8 +89,7 @@ class BudgetResult:
     def save(self, folder: Path) -> None:
         """Writes samples and figures into ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / BUDGET_SAMPLES).open("w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(asdict(sample)) + "\n" for sample in self.samples)
+        write_text(folder / BUDGET_SAMPLES, "".join(json.dumps(asdict(sample)) + "\n" for sample in self.samples))
         record = {
             "settings": self.settings,
             "text_only": self.text_only,
@@ -97,7 +97,7 @@ class BudgetResult:
             "figures": self.figures(),
             "definitions": DEFINITIONS,
         }
-        (folder / BUDGET).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / BUDGET, json.dumps(record, indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> BudgetResult:

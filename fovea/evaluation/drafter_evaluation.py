@@ -23,11 +23,13 @@ from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import TrainingFree
 from fovea.evaluation.budget_report import write_budget_report
 from fovea.evaluation.evidence import draw_evidence, evidence_steps, spread
+from fovea.evaluation.prompts import balanced, user_turns
 from fovea.evaluation.results import EVIDENCE, SpeedResult
-from fovea.evaluation.speed import SpeedConfig, balanced, evaluate_and_save, user_turns
+from fovea.evaluation.speed import SpeedConfig, evaluate_and_save
 from fovea.evaluation.style import save
 from fovea.evaluation.trajectory import Trajectory, collect_trajectory
 from fovea.evaluation.trajectory_files import question_of, save_trajectories
+from fovea.evaluation.unfinished import identity_of
 from fovea.evaluation.visual_budget import BudgetConfig, measure_budgets, require_visual
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
@@ -48,6 +50,8 @@ class DrafterEvaluation:
         config: how speed is measured.
         selection: how tokens are selected.
         settings: what reports should say beside it, such as the artifacts' fingerprint.
+        identity: what answers depend on and reports need not say, such as a hash of the target's weights. With it the
+            answers are kept one by one, so that an evaluation that was killed goes on; None keeps none.
         evidence_steps: panels of the evidence picture; 0 draws none.
         budget: the visual budgets to draft under beside it; None leaves that out.
         progress: show a bar.
@@ -62,6 +66,7 @@ class DrafterEvaluation:
         *,
         selection: Selection = GREEDY,
         settings: Mapping[str, Any] | None = None,
+        identity: Mapping[str, Any] | None = None,
         evidence_steps: int = 4,
         budget: BudgetConfig | None = None,
         progress: bool = True,
@@ -72,6 +77,7 @@ class DrafterEvaluation:
         self.config = config
         self.selection = selection
         self.settings = dict(settings or {})
+        self.identity = identity
         self.evidence_steps = evidence_steps
         self.budget = budget
         self.progress = progress
@@ -85,13 +91,18 @@ class DrafterEvaluation:
         device: torch.device | str,
         count: int | None = None,
         method: str | None = None,
+        earlier: Path | None = None,
+        insist: bool = False,
     ) -> SpeedResult:
         """Measures ``drafter`` on ``count`` prompts (None: all), on all ranks; traces and a picture go to ``folder``.
 
         A trained drafter decodes as a copy in the target's number format; the original is only read. Traces and
-        reports call it ``method``, or by its own name.
+        reports call it ``method``, or by its own name. An evaluation that was killed in ``folder``, or in ``earlier``,
+        goes on behind its last answer; ``insist`` refuses one that was another. Once everything that is made of the
+        results is there, :func:`fovea.evaluation.unfinished.discard_answers` lets go of them.
 
         Raises:
+            OtherSettingsError: the evaluation in ``earlier`` had other settings.
             LosslessnessError: an answer differs from the baseline's; the traces are saved before.
             ValueError: not one prompt could be read, or budgets cannot be measured.
         """
@@ -115,12 +126,20 @@ class DrafterEvaluation:
                     method=method or drafter.name,
                     settings=about | self.settings,
                     progress=progress,
+                    identity=self._identity_of(prompts, drafter),
+                    earlier=earlier,
+                    insist=insist,
                 )
             if _first_rank():
                 self._keep_trajectories(target, proposer, prompts, result, folder)
             if _first_rank() and self.budget is not None and isinstance(proposer, NeuralProposer):
                 self._measure_budgets(target, proposer.drafter, prompts, result, self.budget, folder)
         return result
+
+    def _identity_of(self, prompts: Sequence[Conversation], drafter: Drafter | TrainingFree) -> dict[str, Any] | None:
+        if self.identity is None:
+            return None
+        return identity_of(prompts, drafter if isinstance(drafter, Drafter) else None, self.identity)
 
     def _measure_budgets(
         self,

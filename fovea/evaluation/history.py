@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fovea.evaluation.results import ALL, EVALUATION
+from fovea.evaluation.results import ALL, EVALUATION, TRACES
 
 #: Folders of a run: all evaluations, one per epoch, and the one of the finished drafter.
 EVALUATIONS, EPOCH, FINAL = "evaluation", "epoch_{:02d}", "final"
@@ -23,13 +23,13 @@ Curve = tuple[list[int], list[float]]
 
 
 def reported_evaluation(run: Path) -> Path:
-    """Folder of the final evaluation of ``run``, or of its last epoch.
+    """Folder of the final evaluation of ``run``, or of its last epoch; those that were cut short do not count.
 
     Raises:
         FileNotFoundError: there is neither.
     """
     epochs = sorted((run / EVALUATIONS).glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
-    found = [folder for folder in (*epochs, run / EVALUATIONS / FINAL) if folder.is_dir()]
+    found = [folder for folder in (*epochs, run / EVALUATIONS / FINAL) if (folder / TRACES).is_file()]
     if not found:
         raise FileNotFoundError(f"{run} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it")
     return found[-1]

@@ -14,6 +14,7 @@ from fovea.evaluation.published import SUPPORTED, JudgedFolder, JudgedMethod
 from fovea.evaluation.recorded import ENTRIES, IDXS, IDXS_AND_LAST, RULES
 from fovea.evaluation.results import ALL
 from fovea.evaluation.table import markdown_table, plain_table
+from fovea.files import write_text
 
 REPORT = "traces"
 
@@ -69,10 +70,10 @@ def write(folders: Sequence[JudgedFolder], run: Path) -> None:
         "definitions": definitions(),
         "rules": RULES,
     }
-    (run / f"{REPORT}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(run / f"{REPORT}.json", json.dumps(record, indent=2) + "\n")
     parts = ["# Published traces by our metrics", *(part for folder in folders for part in _chapter(folder))]
     parts += ["## What the figures mean", _listed(f"**{name}**: {text}." for name, text in definitions().items())]
-    (run / f"{REPORT}.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    write_text(run / f"{REPORT}.md", "\n\n".join(part for part in parts if part) + "\n")
 
 
 def definitions() -> dict[str, str]:

@@ -24,6 +24,7 @@ from fovea.evaluation.history import TrainingHistory, reported_evaluation
 from fovea.evaluation.results import ALL, DEFINITIONS, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
 from fovea.evaluation.table import COLUMNS, console_table, interval_rows, markdown_table, rows
+from fovea.files import write_text
 
 REPORT, PLOTS = "report", "plots"
 
@@ -49,9 +50,9 @@ def write_report(run: Path) -> SpeedResult:
         pictures["evidence"] = folder / EVIDENCE
     links = {name: path.relative_to(run).as_posix() for name, path in pictures.items()}
     record = _record(result, history, provenance, folder.relative_to(run).as_posix(), links)
-    (run / f"{REPORT}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(run / f"{REPORT}.json", json.dumps(record, indent=2) + "\n")
     budgets = budget_report.summary(folder, record["evaluation"]) if (folder / BUDGET).is_file() else []
-    (run / f"{REPORT}.md").write_text(_markdown(record, budgets), encoding="utf-8")
+    write_text(run / f"{REPORT}.md", _markdown(record, budgets))
     return result
 
 

@@ -18,10 +18,13 @@ from fovea.evaluation.bootstrap import RESAMPLES, speed_intervals
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.metrics import DEFINITIONS as METRICS
 from fovea.evaluation.metrics import SpeedMetrics
+from fovea.files import write_text
 
 TRACES, EVALUATION, EVIDENCE = "traces.jsonl", "evaluation.json", "evidence.png"
 #: Name of the row that pools all families.
 ALL = "all"
+#: Setting that counts the answers which were measured before an evaluation was cut short and resumed.
+CONTINUED = "answers_before_resuming"
 
 #: What each figure means; printed beside it.
 DEFINITIONS = METRICS | {
@@ -87,9 +90,11 @@ class SpeedResult:
 
     @classmethod
     def merged(cls, parts: Sequence[SpeedResult]) -> SpeedResult:
-        """All ranks' results as one; the settings are the first one's."""
+        """All ranks' results as one; the settings are the first one's, with the answers that all of them continued."""
         failed = {key: why for part in parts for key, why in part.failed.items()}
-        return cls([prompt for part in parts for prompt in part.prompts], failed, parts[0].settings)
+        continued = sum(part.settings.get(CONTINUED, 0) for part in parts)
+        settings = parts[0].settings | ({CONTINUED: continued} if continued else {})
+        return cls([prompt for part in parts for prompt in part.prompts], failed, settings)
 
     @property
     def speculative(self) -> list[GenerationTrace]:
@@ -153,12 +158,12 @@ class SpeedResult:
             )
 
     def save(self, folder: Path) -> None:
-        """Writes traces and figures into ``folder``."""
+        """Writes traces and figures into ``folder``; the traces come last, and mark a finished evaluation."""
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / TRACES).open("w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(prompt.to_json()) + "\n" for prompt in self.prompts)
+        (folder / TRACES).unlink(missing_ok=True)  # those of an earlier one would pass for these figures'
         record = {"settings": self.settings, "failed": self.failed, "figures": self.figures()}
-        (folder / EVALUATION).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / EVALUATION, json.dumps(record, indent=2) + "\n")
+        write_text(folder / TRACES, "".join(json.dumps(prompt.to_json()) + "\n" for prompt in self.prompts))
 
     @classmethod
     def load(cls, folder: Path) -> SpeedResult:

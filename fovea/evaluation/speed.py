@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,18 @@ import torch
 import torch.distributed as dist
 
 from fovea.decoding.autoregressive import generate_autoregressive
-from fovea.decoding.proposer import Proposer, Remembering
+from fovea.decoding.proposer import Proposer, Recalling, Remembering
 from fovea.decoding.selection import GREEDY, Selection
 from fovea.decoding.speculative import generate
-from fovea.decoding.stopping import token_cap
 from fovea.decoding.trace import GenerationTrace
 from fovea.decoding.transformers_generate import generate_transformers
 from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.losslessness import compare
-from fovea.evaluation.results import PromptResult, SpeedResult
-from fovea.targets.base import Encoded, Target
-from fovea.targets.conversation import Conversation, turn_key
+from fovea.evaluation.prompts import UnreadablePrompt, encode_prompt, user_turns
+from fovea.evaluation.results import CONTINUED, PromptResult, SpeedResult
+from fovea.evaluation.unfinished import Answered, UnfinishedAnswers
+from fovea.targets.base import Encoded
+from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 
 logger = logging.getLogger(__name__)
@@ -70,10 +72,6 @@ class SpeedConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
 
-class UnreadablePrompt(ValueError):  # noqa: N818 - an outcome that is counted, not a failure of the evaluation
-    """A prompt that the target cannot answer: a broken picture, or a text beyond its context."""
-
-
 def evaluate_speed(
     target: HFTarget,
     proposer: Proposer,
@@ -86,27 +84,39 @@ def evaluate_speed(
     progress: Progress | None = None,
     rank: int = 0,
     world: int = 1,
+    unfinished: UnfinishedAnswers | None = None,
 ) -> SpeedResult:
     """This rank's share of the measurement: every ``world``-th of ``prompts``, from ``rank`` on.
 
     Conversations that cannot be read are left out, and named in the result with the reason. ``method`` names the
     drafter in traces and reports; ``settings`` is what a report should say about the decoding beside what is known
-    here, such as the draft tree.
+    here, such as the draft tree. ``unfinished``, opened, holds what was answered before and takes what is answered now.
     """
     mine = [prompts[index] for index in range(rank, len(prompts), world)]
     race = _Race(target, proposer, config, selection, method)
-    race.warm_up(mine)
+    known = unfinished.answered if unfinished and race.can_go_on else {}
+    if any(conversation.key not in known for conversation in mine):
+        race.warm_up(mine)
     if isinstance(proposer, Remembering):
         proposer.forget()  # the warm-up's answers are answers to be measured
     result = SpeedResult([], {}, _settings(target, config, selection, method, world) | dict(settings or {}))
+    continued = 0
     for number, conversation in enumerate(mine):
-        try:
-            result.prompts.extend(race.run(conversation, with_transformers=number < config.transformers_prompts))
-        except UnreadablePrompt as error:
-            logger.warning("left out of the evaluation: %s", error)
-            result.failed[conversation.key] = str(error)
+        if (answered := known.get(conversation.key)) is not None:
+            race.pass_over(answered)
+            continued += len(answered.prompts)
+        else:
+            answered = race.answered(conversation, with_transformers=number < config.transformers_prompts)
+            if unfinished:
+                unfinished.add(answered)
+        result.prompts.extend(answered.prompts)
+        if answered.failed is not None:
+            logger.warning("left out of the evaluation: %s", answered.failed)
+            result.failed[conversation.key] = answered.failed
         if progress:
             progress(number + 1, len(mine))
+    if continued:
+        result.settings[CONTINUED] = continued
     return result
 
 
@@ -121,29 +131,43 @@ def evaluate_and_save(
     method: str = "speculative",
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    identity: Mapping[str, Any] | None = None,
+    earlier: Path | None = None,
+    insist: bool = False,
 ) -> SpeedResult:
     """:func:`evaluate_speed` on all ranks of the process group, if there is one; all get the pooled result.
 
-    The first rank writes it to ``folder``, before it is judged.
+    The first rank writes it to ``folder``, before it is judged. Where ``identity`` says what the answers depend on
+    beside the settings, they are kept there one by one, and those are taken over that a killed evaluation kept there or
+    in ``earlier``; see :class:`fovea.evaluation.unfinished.UnfinishedAnswers`, also for ``insist``.
 
     Raises:
         LosslessnessError: an answer differs from the baseline's and no near-tie explains it.
         ValueError: not one prompt could be read.
+        OtherSettingsError: the answers of ``earlier`` were decoded with other settings.
     """
     distributed = dist.is_available() and dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-    shard = evaluate_speed(
-        target,
-        proposer,
-        prompts,
-        config,
-        selection=selection,
-        method=method,
-        settings=settings,
-        progress=progress,
-        rank=rank,
-        world=world,
-    )
+    place = {"rank": rank, "world": world}
+    with ExitStack() as stack:
+        unfinished = None
+        if identity is not None:
+            known = _settings(target, config, selection, method, world) | dict(settings or {})
+            depends_on = {**identity, "transformers_prompts": config.transformers_prompts, **known}
+            unfinished = UnfinishedAnswers(folder, depends_on, earlier=earlier, insist=insist, **place)
+            stack.enter_context(unfinished)
+        shard = evaluate_speed(
+            target,
+            proposer,
+            prompts,
+            config,
+            selection=selection,
+            method=method,
+            settings=settings,
+            progress=progress,
+            unfinished=unfinished,
+            **place,
+        )
     shards = [shard]
     if distributed:
         shards = [shard] * world
@@ -156,48 +180,6 @@ def evaluate_and_save(
         result.save(folder)
     result.require_lossless()
     return result
-
-
-def balanced(prompts: Sequence[Conversation], count: int | None) -> list[Conversation]:
-    """``count`` conversations, as even as can be over their sources, each source in its order; None takes all."""
-    by_source: dict[str, list[Conversation]] = {}
-    for conversation in prompts:
-        by_source.setdefault(conversation.source, []).append(conversation)
-    longest = max(map(len, by_source.values()), default=0)
-    in_turn = [own[place] for place in range(longest) for own in by_source.values() if place < len(own)]
-    return in_turn[:count]
-
-
-def user_turns(conversation: Conversation) -> list[Conversation]:
-    """A prompt per user turn: the conversation up to it, with the pictures shown by then.
-
-    Keys of several turns get the turn's number behind a ``#``.
-    """
-    ends = [place for place, message in enumerate(conversation.messages) if message["role"] == "user"]
-    prompts = []
-    for number, end in enumerate(ends, start=1):
-        messages = conversation.messages[: end + 1]
-        contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
-        shown = sum(part["type"] == "image" for content in contents for part in content)
-        key = turn_key(conversation.key, number, len(ends))
-        prompts.append(replace(conversation, key=key, messages=messages, images=conversation.images[:shown]))
-    return prompts
-
-
-def encode_prompt(
-    target: Target, prompt: Conversation, answers: Sequence[Sequence[int]], max_new_tokens: int
-) -> Encoded:
-    """``prompt`` behind the target's own ``answers`` to its earlier turns.
-
-    Raises:
-        UnreadablePrompt: the target cannot answer it.
-    """
-    try:
-        encoded = target.encode(prompt, answers)
-        token_cap(target.spec, encoded, max_new_tokens)
-    except ValueError as error:
-        raise UnreadablePrompt(str(error)) from error
-    return encoded
 
 
 class _Race:
@@ -224,6 +206,27 @@ class _Race:
                 warm += len(list(race.run(conversation, with_transformers=self.config.transformers_prompts > 0))) > 0
             except UnreadablePrompt:
                 continue
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether what the proposer knows behind some answers can be made again from them."""
+        return isinstance(self.proposer, Recalling) or not isinstance(self.proposer, Remembering)
+
+    def pass_over(self, answered: Answered) -> None:
+        """Goes on as behind the conversation that was ``answered`` before."""
+        self._run += len(answered.prompts)
+        if isinstance(self.proposer, Recalling):
+            for prompt in answered.prompts:
+                self.proposer.recall(prompt.speculative.tokens)
+
+    def answered(self, conversation: Conversation, with_transformers: bool) -> Answered:
+        """The conversation answered, as far as it can be read."""
+        prompts: list[PromptResult] = []
+        try:
+            prompts.extend(self.run(conversation, with_transformers))
+        except UnreadablePrompt as error:
+            return Answered(conversation.key, prompts, str(error))
+        return Answered(conversation.key, prompts)
 
     def run(self, conversation: Conversation, with_transformers: bool) -> Iterator[PromptResult]:
         """A result per user turn.

@@ -12,6 +12,8 @@ from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
+from fovea.files import replacing
+
 #: Okabe and Ito's palette, without its yellow, which vanishes on white. The same thing has the same colour everywhere.
 BLUE, ORANGE, GREEN, VERMILION, SKY, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 INK, MUTED, RULE = "#222222", "#6B6B6B", "#DDDDDD"
@@ -67,6 +69,6 @@ def tell(artist: Artist, words: str) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Writes ``figure`` as PNG in the house style and returns ``path``; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with house_style():
-        figure.savefig(path, format="png")
+    with house_style(), replacing(path) as partial:
+        figure.savefig(partial, format="png")
     return path

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from fovea.evaluation.trajectory import Trajectory, TrajectoryRound
+from fovea.files import write_text
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import open_image
@@ -64,8 +65,8 @@ def save_trajectories(
                 "rounds": [_round(one, pieces) for one in trajectory.rounds],
             }
         )
-    with (folder / TRAJECTORIES).open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_text(folder / TRAJECTORIES, "".join(lines))
     return records
 
 

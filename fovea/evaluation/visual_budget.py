@@ -27,7 +27,7 @@ from fovea.drafters.base import Drafter
 from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.proposer import NeuralProposer
 from fovea.evaluation.budget_results import BudgetResult, BudgetSample
-from fovea.evaluation.speed import UnreadablePrompt, encode_prompt, user_turns
+from fovea.evaluation.prompts import UnreadablePrompt, encode_prompt, user_turns
 from fovea.targets.base import Encoded, Prefill, Target
 from fovea.targets.conversation import Conversation
 from fovea.visual.budget import restricted, within_budget

@@ -16,6 +16,7 @@ from fovea.artifacts.size import SampleLengths, sample_bytes
 from fovea.decoding.growth import TreeConfig
 from fovea.drafters.base import Drafter
 from fovea.drafters.registry import build_drafter
+from fovea.files import write_text
 from fovea.planning.memory import GIB, Phase, Planned, evaluating, exporting, optimizer_state, training
 from fovea.planning.replica import Precision, Trained, kept_bytes
 from fovea.planning.updates import Batching, Updates
@@ -106,7 +107,7 @@ class Plan:
                 phase.name: {"parts": phase.parts, "total": phase.total, "fits": self.fits(phase)}
                 for phase in getattr(self, name)
             }
-        (folder / PLAN).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / PLAN, json.dumps(values, indent=2) + "\n")
 
     def numbers(self) -> dict[str, float]:
         """The headline numbers."""

@@ -18,8 +18,8 @@ from fovea.app.outputs import outputs_job, reads_outputs
 from fovea.app.typed import SettingError
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.evaluation.losslessness import compare
+from fovea.evaluation.prompts import user_turns
 from fovea.evaluation.results import LosslessnessError
-from fovea.evaluation.speed import user_turns
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget

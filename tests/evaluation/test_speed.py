@@ -17,8 +17,9 @@ from fovea.decoding.selection import Selection
 from fovea.decoding.trace import GenerationTrace
 from fovea.decoding.tree import DraftTree
 from fovea.evaluation import speed
+from fovea.evaluation.prompts import balanced, user_turns
 from fovea.evaluation.results import ALL, LosslessnessError, SpeedResult
-from fovea.evaluation.speed import SpeedConfig, balanced, evaluate_and_save, evaluate_speed, user_turns
+from fovea.evaluation.speed import SpeedConfig, evaluate_and_save, evaluate_speed
 from fovea.targets.base import Prefill
 from fovea.targets.conversation import Conversation
 

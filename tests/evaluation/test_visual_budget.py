@@ -15,7 +15,7 @@ from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.registry import build_drafter, drafter_type
 from fovea.evaluation.budget_results import BudgetResult
 from fovea.evaluation.diagnostics import budget_figures, states_of
-from fovea.evaluation.speed import encode_prompt, user_turns
+from fovea.evaluation.prompts import encode_prompt, user_turns
 from fovea.evaluation.visual_budget import (
     BudgetConfig,
     accepted_drafts,

@@ -21,6 +21,7 @@ from fovea.evaluation.page.study_tables import TIMES, Table, measured, tables_of
 from fovea.evaluation.page.svg import inline_svg
 from fovea.evaluation.page.trajectories import viewer_data
 from fovea.evaluation.results import ALL, DEFINITIONS
+from fovea.files import write_text
 
 #: Below the plots of studies.
 _POINTS = "Bars: 95 % intervals over conversations; dashed: the first row. A pointer on a point is told its figures."
@@ -58,11 +59,11 @@ def write_page(entries: Sequence[Entry], path: Path, without: Mapping[str, str] 
     entries = sorted(entries, key=lambda entry: -(entry.pooled["tau"] or 0.0))
     path.parent.mkdir(parents=True, exist_ok=True)
     exports = {suffix: write(entries) for suffix, (_, write) in EXPORTS.items()}
-    path.write_text(_page(entries, exports, without or {}), encoding="utf-8")
+    write_text(path, _page(entries, exports, without or {}))
     written = [path]
     for suffix, text in exports.items():
         written.append(path.with_suffix(suffix))
-        written[-1].write_text(text, encoding="utf-8")
+        write_text(written[-1], text)
     return written
 
 
