@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -19,6 +20,7 @@ from fovea.app.plugins import load_plugins
 from fovea.app.provenance import write_provenance
 from fovea.app.runs import LAST_CHECKPOINT
 from fovea.app.typed import SettingError
+from fovea.files import DiskFullError
 
 #: Exit code of a job that Ctrl-C ended, by the shells' convention.
 INTERRUPTED = 130
@@ -50,9 +52,9 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
         outcome.status = "completed"
     except Exception as raised:
         error = errors.cause(raised)
-        outcome.status, outcome.error = "failed", str(error)
+        outcome.status, outcome.error = "failed", errors.sentence(error, folder)
         if errors.is_user_error(error):
-            log.error("%s", error, exc_info=error, extra={FILE_ONLY: True})
+            log.error("%s", outcome.error, exc_info=error, extra={FILE_ONLY: True})
         else:
             log.error("The job failed: %s", error, exc_info=raised)
         if not in_sweep:
@@ -63,7 +65,8 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
         raise SystemExit(INTERRUPTED) from None
     finally:
         if _first_process():
-            outcome.write(folder)
+            with suppress(DiskFullError):  # what there was to say of it has been said
+                outcome.write(folder)
     return outcome.metrics.get(cfg.optimized_metric)
 
 

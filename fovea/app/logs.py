@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import warnings
 
 #: Attribute of a log record whose traceback belongs into the log file only.
@@ -18,6 +19,14 @@ class ConsoleFormatter(logging.Formatter):
             record = copy.copy(record)
             record.exc_info = record.exc_text = None
         return super().format(record)
+
+
+class LogFile(logging.FileHandler):
+    """A log file whose disk may be full: the console still has what is said, and no traceback per line that is lost."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 #: How Lightning begins what it says of every run, and what the run's own output says better or need not say.

@@ -16,6 +16,7 @@ from fovea.app.inherit import CommandLine, inherit, parse
 from fovea.app.launch import CONFIG_DIR
 from fovea.app.outcome import FILE as OUTCOME
 from fovea.app.outcome import Outcome
+from fovea.app.resumable import require_checkpoint
 from fovea.app.typed import SettingError
 from fovea.drafters.checkpoint import CONFIG_FILE, require_drafter
 from fovea.drafters.training_free import CONFIGS
@@ -36,7 +37,7 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     """Settings and checkpoint of the run ``cfg.resume``; ``cfg`` itself and None if there is none.
 
     Raises:
-        SettingError: no run, or one without a checkpoint.
+        SettingError: no run, or one without a checkpoint, or with one that is damaged.
     """
     if cfg.resume is None:
         return cfg, None
@@ -46,6 +47,7 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     merged = inherit(cfg, saved_config(run), typed, [str(node) for node in cfg if node not in OWN])
     if not (run / LAST_CHECKPOINT).is_file():
         raise SettingError(f"{run} ended before its first checkpoint, {LAST_CHECKPOINT} is missing; start it anew")
+    require_checkpoint(run / LAST_CHECKPOINT)
     return merged, run / LAST_CHECKPOINT
 
 

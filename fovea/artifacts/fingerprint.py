@@ -61,9 +61,16 @@ class Fingerprint:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Fingerprint:
-        """The fingerprint of its JSON object."""
+        """The fingerprint of its JSON object.
+
+        Raises:
+            TypeError: it is something else.
+        """
         layers = {name: tuple(values.get(name, ())) for name in ("mid_layers", "feature_layers")}
-        return Fingerprint(**{**values, **layers})
+        fingerprint = Fingerprint(**{**values, **layers})
+        if not isinstance(fingerprint.processor, dict) or not isinstance(fingerprint.versions, dict):
+            raise TypeError("no fingerprint: processor and versions must hold named values")
+        return fingerprint
 
     def digest(self) -> str:
         """16 hex digits over all that must agree; names a folder in the cache."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +18,7 @@ from fovea.files import write_text
 MANIFEST = "manifest.json"
 #: Raised whenever older files can no longer be read.
 FORMAT = 1
+_SHARD = re.compile(r"shard-[0-9]+-[0-9]+\.tar")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class SampleEntry:
         meta: offset and size in bytes of its ``meta.json``.
         data: offset and size in bytes of its ``safetensors``.
         images: hashes of its images.
+        crc: CRC-32 of both members, one behind the other; None in artifacts of older versions, which go unchecked.
     """
 
     key: str
@@ -36,11 +40,22 @@ class SampleEntry:
     data: tuple[int, int]
     source: str = ""
     images: tuple[str, ...] = ()
+    crc: int | None = None
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> SampleEntry:
-        """The entry of its JSON object."""
-        return SampleEntry(**{**values, **{name: tuple(values[name]) for name in ("meta", "data", "images")}})
+        """The entry of its JSON object.
+
+        Raises:
+            TypeError: a value is of another type.
+        """
+        entry = SampleEntry(**{**values, **{name: tuple(values[name]) for name in ("meta", "data", "images")}})
+        whole = (entry.tokens, entry.supervised, entry.visual, *entry.meta, *entry.data)
+        texts = (entry.key, entry.source, *entry.images)
+        sound = len(entry.meta) == len(entry.data) == 2 and all(type(n) is int and n >= 0 for n in whole)
+        if not sound or not all(isinstance(text, str) for text in texts) or type(entry.crc) not in (int, type(None)):
+            raise TypeError(f"no entry of a sample: {str(values)[:200]}")
+        return entry
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,17 @@ class ShardEntry:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> ShardEntry:
-        """The entry of its JSON object."""
-        return ShardEntry(**{**values, "samples": tuple(SampleEntry.from_json(s) for s in values["samples"])})
+        """The entry of its JSON object.
+
+        Raises:
+            TypeError: a value is of another type, or the name is none that an export gives: it becomes part of paths,
+                and of commands that read it.
+        """
+        entry = ShardEntry(**{**values, "samples": tuple(SampleEntry.from_json(s) for s in values["samples"])})
+        sound = type(entry.bytes) is int and entry.bytes >= 0 and isinstance(entry.sha256, str)
+        if not sound or not isinstance(entry.name, str) or not _SHARD.fullmatch(entry.name):
+            raise TypeError(f"no entry of a shard: {entry.name!r} of {entry.bytes!r} bytes")
+        return entry
 
 
 @dataclass(frozen=True)
@@ -107,7 +131,7 @@ class Manifest:
         """Puts the manifest into ``folder``, whole or not at all."""
         shards = [asdict(shard) for shard in self.shards]
         values = {"format": FORMAT, "fingerprint": asdict(self.fingerprint), "skipped": self.skipped, "shards": shards}
-        write_json(folder / MANIFEST, values)
+        write_json(folder / MANIFEST, {"crc": _crc(values), **values})
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -134,13 +158,26 @@ class Manifest:
             values = json.loads(raw)
             if values["format"] != FORMAT:
                 raise ArtifactError(f"{where} has format {values['format']}, this version reads {FORMAT}; export again")
+            crc = values.pop("crc", None)  # older versions wrote none
+            if crc is not None and crc != (found := _crc(values)):
+                raise ValueError(f"its CRC-32 is {found}, and it says {crc}")
             return Manifest(
                 fingerprint=Fingerprint.from_json(values["fingerprint"]),
                 shards=tuple(ShardEntry.from_json(shard) for shard in values["shards"]),
-                skipped=values["skipped"],
+                skipped=dict(values["skipped"]),
             )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ArtifactError(f"{where} is damaged or no manifest of artifacts ({error}); export again") from error
+        except ArtifactError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ArtifactError(
+                f"{where} is damaged or no manifest of artifacts ({error}); delete it and export again, which keeps "
+                "the samples of all whole shards"
+            ) from error
+
+
+def _crc(values: dict[str, Any]) -> int:
+    """CRC-32 of a manifest's content, however it is laid out."""
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

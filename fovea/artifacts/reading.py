@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -47,12 +48,8 @@ class IndexedArtifacts(Dataset[TeacherSample]):
             ArtifactError: naming a shard whose content is not what was written.
         """
         for shard in self.manifest.shards:
-            with (self.folder / shard.name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != shard.sha256:
-                raise ArtifactError(
-                    f"{self.folder / shard.name} is damaged: its sha256 is {found}, the manifest has {shard.sha256}"
-                )
+            if (problem := shard_problem(self.folder, shard)) is not None:
+                raise ArtifactError(problem)
 
     def _read(self, index: int) -> tuple[TeacherSample, SampleMeta]:
         entry, shard = self.entries[index], self._shard_of[index]
@@ -63,9 +60,8 @@ class IndexedArtifacts(Dataset[TeacherSample]):
             sample, about = decode_sample(meta.numpy().tobytes(), data, self.feature_layers)
         except ArtifactError as error:
             raise ArtifactError(f"{where}: {error}") from error
-        except (ValueError, KeyError) as error:
-            raise ArtifactError(f"{where} holds no sample: the shard is not the one in the manifest") from error
         check_entry(sample, entry, where)
+        check_content(memoryview(meta.numpy()), memoryview(data.numpy()), entry, where)
         return sample, about
 
     def _map(self, shard: ShardEntry) -> Tensor:
@@ -80,6 +76,20 @@ class IndexedArtifacts(Dataset[TeacherSample]):
     def __getstate__(self) -> dict[str, Any]:
         """Without the mappings: a loader's worker process makes its own."""
         return self.__dict__ | {"_maps": {}}
+
+
+def shard_problem(folder: Path, shard: ShardEntry) -> str | None:
+    """What is wrong with a ``shard`` in ``folder``, every byte of which is read; None if nothing is."""
+    path = folder / shard.name
+    if not path.is_file():
+        return f"{path} is missing; the manifest has {len(shard.samples)} samples in it"
+    if (size := path.stat().st_size) != shard.bytes:
+        return f"{path} is cut or not ours: it has {size} bytes, the manifest says {shard.bytes}"
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != shard.sha256:
+        return f"{path} is damaged: its sha256 is {found}, the manifest has {shard.sha256}"
+    return None
 
 
 def open_artifacts(folder: Path | str, feature_layers: Sequence[int] = ()) -> IndexedArtifacts:
@@ -107,6 +117,19 @@ def open_artifacts(folder: Path | str, feature_layers: Sequence[int] = ()) -> In
     if strangers := sorted(path.name for path in folder.glob("*.tar") if path.name not in known):
         raise ArtifactError(f"{folder} holds {len(strangers)} shards that its manifest does not list: {strangers[0]}")
     return IndexedArtifacts(folder, manifest, feature_layers)
+
+
+def check_content(meta: bytes | memoryview, data: bytes | memoryview, entry: SampleEntry, where: str) -> None:
+    """Refuses a sample whose bytes are not those that were written; artifacts of older versions cannot be checked.
+
+    Raises:
+        ArtifactError: naming the sample, and both checksums.
+    """
+    if entry.crc is not None and (found := zlib.crc32(data, zlib.crc32(meta))) != entry.crc:
+        raise ArtifactError(
+            f"{where}: sample '{entry.key}' is damaged: its CRC-32 is {found:08x}, the manifest has {entry.crc:08x}; "
+            "copy the shard again, or let python -m fovea.artifacts.check --drop find what is to be exported again"
+        )
 
 
 def check_entry(sample: TeacherSample, entry: SampleEntry, where: str) -> None:

@@ -66,6 +66,12 @@ def check_sample(sample: TeacherSample) -> None:
     Raises:
         ArtifactError: naming the key, the lengths that disagree, and masks that are none.
     """
+    shapes = {"ids": 1, "positions": 2, "answer_mask": 1, "is_visual": 1, "last": 2, "mid": 2, "visual": 2}
+    flat = [name for name, axes in shapes.items() if getattr(sample, name).ndim != axes]
+    widths = {getattr(sample, name).shape[-1] for name in _STATES if name not in flat}
+    if flat or len(widths) > 1:
+        wrong = f"{', '.join(flat)} of a wrong number of axes" if flat else f"states of widths {sorted(widths)}"
+        raise ArtifactError(f"sample '{sample.key}' does not fit together: {wrong}")
     tokens = sample.ids.shape[0]
     lengths = {
         "positions": (sample.positions.shape[-1], tokens),
@@ -83,6 +89,7 @@ def check_sample(sample: TeacherSample) -> None:
     # Numbers in the place of a mask would be taken for places.
     masks = {"answer_mask": sample.answer_mask.dtype, "is_visual": sample.is_visual.dtype}
     wrong += [f"{name} is {str(dtype)[6:]} instead of bool" for name, dtype in masks.items() if dtype != torch.bool]
+    wrong += [f"{name} are no numbers" for name in _STATES if not getattr(sample, name).is_floating_point()]
     if wrong:
         raise ArtifactError(f"sample '{sample.key}' of {tokens} tokens does not fit together: {', '.join(wrong)}")
 
@@ -154,6 +161,17 @@ def decode_sample(meta: bytes, data: Tensor, feature_layers: Sequence[int] = ())
     Raises:
         ArtifactError: if the bytes are no sample, or its tensors do not fit together.
     """
+    try:
+        return _decode(meta, data, feature_layers)
+    except ArtifactError:
+        raise
+    except Exception as error:  # whatever bytes that are no sample do to the readers of JSON and tensors
+        raise ArtifactError(
+            f"holds no sample ({error}); the shard is damaged or not the one in the manifest"
+        ) from error
+
+
+def _decode(meta: bytes, data: Tensor, feature_layers: Sequence[int]) -> tuple[TeacherSample, SampleMeta]:
     about = json.loads(meta)
     key = about["key"]
     tensors = _parse_safetensors(data, key)
@@ -215,9 +233,12 @@ def _parse_safetensors(data: Tensor, key: str) -> dict[str, Tensor]:
         tensors = {}
         for name, entry in header.items():
             dtype, (begin, end) = _FORMAT_DTYPES[entry["dtype"]], entry["data_offsets"]
-            if math.prod(entry["shape"]) * dtype.itemsize != end - begin or start + end > data.shape[0]:
+            misplaced = begin < 0 or start + end > data.shape[0]
+            if misplaced or math.prod(entry["shape"]) * dtype.itemsize != end - begin:
                 raise damaged
             tensors[name] = data[start + begin : start + end].view(dtype).view(entry["shape"])
-    except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
+    except ArtifactError:
+        raise
+    except Exception:  # whatever a damaged header does to the readers of JSON and of views
         raise damaged from None
     return tensors

@@ -32,7 +32,7 @@ from webdataset.utils import pytorch_worker_info
 
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.manifest import ShardEntry
-from fovea.artifacts.reading import check_entry
+from fovea.artifacts.reading import check_content, check_entry
 from fovea.artifacts.schema import META, TENSORS, decode_sample
 from fovea.artifacts.transport import Patience, ShardSource, read_manifest
 from fovea.targets.teacher_batch import TeacherBatch, TeacherSample
@@ -228,6 +228,7 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
                     if times[found]:
                         sample = _decode(members, self.feature_layers)
                         check_entry(sample, shard.samples[found], where)
+                        check_content(members[META], members[TENSORS], shard.samples[found], where)
                         # A command that is not read to its end complains; whoever takes samples may stop here.
                         stream.ignore_errors = True  # pyright: ignore[reportAttributeAccessIssue]
                         yield found, sample

@@ -12,11 +12,12 @@ import io
 import json
 import os
 import tarfile
+import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from webdataset.writer import TarWriter
 
@@ -29,6 +30,8 @@ from fovea.artifacts.ranks import exclusively
 from fovea.artifacts.schema import META, TENSORS, SampleMeta, StoredDtype, encode_sample
 from fovea.targets.teacher_batch import TeacherSample
 
+#: Finds what is damaged.
+CHECK = "python -m fovea.artifacts.check"
 #: A tar archive ends with two empty blocks.
 _END_OF_ARCHIVE = bytes(2 * tarfile.BLOCKSIZE)
 
@@ -38,13 +41,29 @@ def whole_shards(folder: Path, fingerprint: Fingerprint) -> list[ShardEntry]:
 
     Raises:
         FingerprintMismatchError: if one of them was made with another fingerprint.
+        ArtifactError: a shard is cut, or its index cannot be read; what to delete is named.
     """
     shards = []
     for path in sorted(folder.glob("shard-*.json")):
-        if path.with_suffix(".tar").is_file():
-            values = json.loads(path.read_text(encoding="utf-8"))
-            Fingerprint.from_json(values["fingerprint"]).require(fingerprint, str(folder))
-            shards.append(ShardEntry.from_json(values["shard"]))
+        shard = path.with_suffix(".tar")
+        if not shard.is_file():
+            continue
+        try:
+            values = json.loads(path.read_bytes())
+            made_with, entry = Fingerprint.from_json(values["fingerprint"]), ShardEntry.from_json(values["shard"])
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(
+                f"{path} is damaged ({error}); let {CHECK} {folder} --drop remove it and export again: only the "
+                "samples of its shard are done once more"
+            ) from error
+        made_with.require(fingerprint, str(folder))
+        if (size := shard.stat().st_size) != entry.bytes or entry.name != shard.name:
+            raise ArtifactError(
+                f"{shard} is cut or not ours: it has {size} bytes, its index says {entry.bytes} with "
+                f"{len(entry.samples)} samples; let {CHECK} {folder} --drop remove it and export again: only its "
+                "samples are done once more"
+            )
+        shards.append(entry)
     return shards
 
 
@@ -88,7 +107,8 @@ class ArtifactWriter:
         """
         if sample.key in self._written:
             raise ArtifactError(f"the key '{sample.key}' occurs twice; keys of conversations must be unique")
-        fragment, members = _tar_fragment(escape(sample.key), encode_sample(sample, meta, self._dtype))
+        content = encode_sample(sample, meta, self._dtype)
+        fragment, members = _tar_fragment(escape(sample.key), content)
         with _writing_to(self.folder):
             if self._file is not None and self._size + len(fragment) > self._shard_bytes:
                 self._finish_shard()
@@ -107,6 +127,7 @@ class ArtifactWriter:
             data=at[TENSORS],
             source=meta.source,
             images=meta.image_hashes,
+            crc=zlib.crc32(content[TENSORS], zlib.crc32(content[META])),
         )
         # Only now is the sample whole: what an interrupt leaves behind this size is cut off.
         self._size += len(fragment)
@@ -136,12 +157,15 @@ class ArtifactWriter:
     def _finish_shard(self) -> None:
         if self._file is None:
             return
+        # A process that ends here leaves nothing under a shard's name, whatever the disk had room for.
         with self._file as file:
+            self._file = None
             file.truncate(self._size)
             file.seek(self._size)
-            file.write(_END_OF_ARCHIVE)
+            if self._samples:
+                file.write(_END_OF_ARCHIVE)
+            file.flush()
             os.fsync(file.fileno())
-        self._file = None
         if not self._samples:
             self._partial.unlink()
             return
@@ -199,7 +223,7 @@ def finish_rank(
     digest = fingerprint.digest()
     with exclusively(folder, ".lock-manifest"):
         write_json(_rank_file(folder, rank, world_size), {"skipped": skipped, "fingerprint": digest})
-        records = {path: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*-of-*.json")}
+        records = {path: _read_record(path) for path in folder.glob("rank-*-of-*.json")}
         everything: dict[str, str] = {}
         for record in records.values():
             if record.get("fingerprint", digest) == digest:
@@ -230,6 +254,14 @@ def finish_rank(
             left.unlink(missing_ok=True)
         forget_paces(folder)
     return 0
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_bytes())
+        return {**record, "skipped": dict(record["skipped"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged ({error}); delete it and run the same command again") from error
 
 
 def _rank_file(folder: Path, rank: int, world_size: int) -> Path:

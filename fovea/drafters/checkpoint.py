@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from fovea.drafters.base import Drafter
 from fovea.drafters.registry import drafter_type
@@ -51,6 +56,7 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    about = {"format": "pt", "crc": f"{_crc(weights):08x}"}
     record = {
         "drafter": drafter.name,
         "config": asdict(drafter.config),
@@ -59,7 +65,7 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
         "teaching": asdict(teaching or Teaching()),
     }
     for name, write in (
-        (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata={"format": "pt"})),
+        (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata=about)),
         (CONFIG_FILE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n")),
     ):
         with replacing(folder / name) as partial:
@@ -90,9 +96,11 @@ def load_drafter(
         CheckpointError: it belongs to another target or reads other layers, or its weights do not fit its config.
     """
     folder, record = _open(source)
-    _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), spec)
-    _refuse_other_teaching(folder, teaching_of(folder), teaching or Teaching())
+    _refuse_other_target(folder, _target_of(folder, record), spec)
+    _refuse_other_teaching(folder, _teaching(folder, record), teaching or Teaching())
     kind = drafter_type(record["drafter"])
+    with _readable(folder):
+        _from_plain(kind.config_type, record["config"])  # else the user's overrides would be blamed
     settings = _merge(record["config"], overrides or {}, prefix="drafter")
     drafter = kind(spec, _from_plain(kind.config_type, settings), head)
     _refuse_other_layers(folder, record, drafter)
@@ -130,30 +138,99 @@ def adopt_weights(drafter: Drafter, source: Path | str, target_fingerprint: str 
     """
     require_drafter(source, drafter.name)
     folder, record = _open(source)
-    _refuse_other_target(folder, _from_plain(TargetSpec, record["target"]), drafter.spec)
-    _refuse_other_teaching(folder, teaching_of(folder), Teaching(target_fingerprint=target_fingerprint))
+    _refuse_other_target(folder, _target_of(folder, record), drafter.spec)
+    _refuse_other_teaching(folder, _teaching(folder, record), Teaching(target_fingerprint=target_fingerprint))
     _refuse_other_layers(folder, record, drafter)
     _load_weights(drafter, folder / WEIGHTS_FILE)
 
 
 def teaching_of(source: Path | str) -> Teaching:
-    """What the drafter at ``source`` learned from."""
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
-    teaching = json.loads((folder / CONFIG_FILE).read_text())["teaching"]
-    return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"], teaching.get("processor", {}))
+    """What the drafter at ``source`` learned from.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: its config cannot be read.
+    """
+    return _teaching(*_open(source))
+
+
+def _teaching(folder: Path, record: Mapping[str, Any]) -> Teaching:
+    with _readable(folder):
+        teaching = record["teaching"]
+        processor = teaching.get("processor", {})
+        return Teaching(tuple(teaching["mid_layers"]), teaching["target_fingerprint"], dict(processor))
+
+
+def _target_of(folder: Path, record: Mapping[str, Any]) -> TargetSpec:
+    with _readable(folder):
+        return _from_plain(TargetSpec, record["target"])
 
 
 def _open(source: Path | str) -> tuple[Path, dict[str, Any]]:
-    """Folder and record of the checkpoint at ``source``."""
+    """Folder and record of the checkpoint at ``source``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: its config cannot be read.
+    """
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"no drafter checkpoint at {source}: {folder / name} is missing")
-    return folder, json.loads((folder / CONFIG_FILE).read_text())
+    with _readable(folder):
+        record = json.loads((folder / CONFIG_FILE).read_bytes())
+        if not isinstance(record["drafter"], str) or not isinstance(record["config"], dict):
+            raise TypeError("it describes no drafter")
+    return folder, record
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Says in words that the config in ``folder`` cannot be used, whatever reading it runs into.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} is damaged or no drafter's: {what}; copy the drafter again, or export it anew by "
+            "resuming its run"
+        ) from error
+
+
+def _crc(weights: Mapping[str, Tensor]) -> int:
+    """CRC-32 of names and contents, by name."""
+    found = 0
+    for name in sorted(weights):
+        content = weights[name].contiguous().reshape(-1).view(torch.uint8)
+        found = zlib.crc32(memoryview(content.numpy()), zlib.crc32(name.encode(), found))
+    return found
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors in ``path``, checked against their checksum; older checkpoints have none.
+
+    Raises:
+        CheckpointError: the file is cut or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            crc = (file.metadata() or {}).get("crc")
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is cut or damaged ({error}); copy the drafter again") from error
+    if crc is not None and (found := f"{_crc(stored):08x}") != crc:
+        raise CheckpointError(
+            f"{path} is damaged: the CRC-32 of its weights is {found}, and it says {crc}; copy the drafter again"
+        )
+    return stored
 
 
 def _load_weights(drafter: Drafter, path: Path) -> None:
-    stored, wanted = load_file(path), drafter.state_dict()
+    stored, wanted = _read_weights(path), drafter.state_dict()
     problems = {
         "missing": sorted(wanted.keys() - stored.keys()),
         "unexpected": sorted(stored.keys() - wanted.keys()),
@@ -210,9 +287,11 @@ def _warn_of_other_processor(folder: Path, trained: Mapping[str, Any], wanted: M
 def _refuse_other_layers(folder: Path, record: Mapping[str, Any], drafter: Drafter) -> None:
     """Weights fit whatever layers they are given: other ones would pass for a drafter that is merely bad."""
     if "feature_layers" in record:
-        trained = tuple(record["feature_layers"])
+        with _readable(folder):
+            trained = tuple(record["feature_layers"])
     else:  # checkpoints of older versions
-        trained = _from_plain(type(drafter.config), record["config"]).layers_read(drafter.spec)
+        with _readable(folder):
+            trained = _from_plain(type(drafter.config), record["config"]).layers_read(drafter.spec)
     if trained != drafter.feature_layers:
         raise CheckpointError(
             f"the drafter in {folder} was trained on the outputs of layers {list(trained)} of its target and would "
