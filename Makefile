@@ -7,7 +7,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE WANDB_MODE=offline
 # Arguments of the entry points and of pytest, e.g. make train ARGS="experiment=smoke"
 ARGS ?=
 
-.PHONY: help setup train evaluate test whole lint format table evidence bench clean
+.PHONY: help setup train evaluate test whole drill lint format table evidence bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -25,6 +25,9 @@ test: $(VENV)/.dev  ## all tests
 
 whole: $(VENV)/.dev  ## tests on trained targets and, where installed, real weights; takes minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -m whole $(ARGS)
+
+drill: $(VENV)/.run  ## kill export, training and evaluation 210 times, and compare their ends; about 20 minutes
+	$(BIN)/python -m benchmarks.drill $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and pyright
 	$(BIN)/ruff check .

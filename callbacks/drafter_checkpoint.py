@@ -69,17 +69,24 @@ class DrafterCheckpoint(Checkpoint):
         self._saved_at = 0.0
         #: Batches of the epoch up to the last optimizer step; None before the first one of this process.
         self._batches: int | None = None
-        self._stepping = False
+        self._stepping = self._began = False
         self._loader_states: list[dict[str, Any]] = []
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loader_states = loader_states(checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._began = True
         self._saved_step = self._step = trainer.global_step
         self._saved_at = time.monotonic()
         continue_epoch(trainer, self._loader_states)
         self._take_over_best(trainer)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # A run that was killed behind its last step, while it exported, has nothing left to train when it is resumed.
+        if trainer.ckpt_path is not None and not self._began:
+            self._take_over_best(trainer)
+            self._save(trainer, pl_module)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -141,7 +148,7 @@ class DrafterCheckpoint(Checkpoint):
         """A resumed run in a folder of its own has the best drafter so far, though a later epoch may not be better."""
         resumed = trainer.ckpt_path
         best = self.run / self.BEST
-        if self.best_score is None or resumed is None or best.exists() or not trainer.is_global_zero:
+        if self.best_score is None or not resumed or best.exists() or not trainer.is_global_zero:
             return
         earlier = Path(resumed).parents[len(self.LAST.parts) - 1] / self.BEST
         if earlier.is_dir():

@@ -116,7 +116,7 @@ def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Co
         raise SettingError(f"{run} holds no evaluation to resume; give the folder of an evaluate.py that was cut short")
     if (run / OUTCOME).is_file() and Outcome.read(run).status == "completed":
         raise SettingError(f"the evaluation in {run} was completed; measure again with what was typed for it")
-    typed_then = [str(override) for override in OmegaConf.load(run / OVERRIDES)]
+    typed_then = [str(override) for override in _loaded(run / OVERRIDES) or ()]
     overrides = [o for o in (*typed_then, *typed.overrides) if o.split("=", 1)[0] != "resume"]
     again = compose("evaluate", overrides=overrides)
     again.resume = cfg.resume
@@ -188,14 +188,23 @@ def saved_config(run: Path) -> DictConfig:
     """The configuration of the run in the folder ``run``.
 
     Raises:
-        SettingError: the folder holds no run.
+        SettingError: the folder holds no run, or one that ended while its settings were being written.
     """
     path = run / CONFIG
     if not path.is_file():
         raise SettingError(f"{run} is no run folder, {path} is missing; give one such as outputs/<date>/<time>-fovea")
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
+    config = _loaded(path)
+    if not isinstance(config, DictConfig) or "task" not in config:
+        raise SettingError(f"{path} is cut or damaged: the run ended while it began; start it anew")
     return config
+
+
+def _loaded(path: Path) -> Any:
+    """What the YAML file at ``path`` holds; None if it is cut or damaged."""
+    try:
+        return OmegaConf.load(path)
+    except Exception:  # a parser of YAML fails in as many ways as a file can be damaged
+        return None
 
 
 @rank_zero_only

@@ -56,7 +56,7 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
-    about = {"format": "pt", "crc": f"{_crc(weights):08x}"}
+    about = {"crc": f"{_crc(weights):08x}"}  # one entry: several are stored in an order that changes from run to run
     record = {
         "drafter": drafter.name,
         "config": asdict(drafter.config),
