@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
 from fovea.drafters.base import Drafter
 from fovea.drafters.registry import drafter_type
+from fovea.drafters.weights_file import CheckpointError, read_weights, write_weights
 from fovea.files import replacing
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead
@@ -30,10 +25,6 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is not what it is loaded as."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,6 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
-    about = {"crc": f"{_crc(weights):08x}"}  # one entry: several are stored in an order that changes from run to run
     record = {
         "drafter": drafter.name,
         "config": asdict(drafter.config),
@@ -65,7 +55,7 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
         "teaching": asdict(teaching or Teaching()),
     }
     for name, write in (
-        (WEIGHTS_FILE, lambda path: save_file(weights, path, metadata=about)),
+        (WEIGHTS_FILE, lambda path: write_weights(weights, path)),
         (CONFIG_FILE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n")),
     ):
         with replacing(folder / name) as partial:
@@ -201,36 +191,8 @@ def _readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _crc(weights: Mapping[str, Tensor]) -> int:
-    """CRC-32 of names and contents, by name."""
-    found = 0
-    for name in sorted(weights):
-        content = weights[name].contiguous().reshape(-1).view(torch.uint8)
-        found = zlib.crc32(memoryview(content.numpy()), zlib.crc32(name.encode(), found))
-    return found
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors in ``path``, checked against their checksum; older checkpoints have none.
-
-    Raises:
-        CheckpointError: the file is cut or damaged.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            crc = (file.metadata() or {}).get("crc")
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is cut or damaged ({error}); copy the drafter again") from error
-    if crc is not None and (found := f"{_crc(stored):08x}") != crc:
-        raise CheckpointError(
-            f"{path} is damaged: the CRC-32 of its weights is {found}, and it says {crc}; copy the drafter again"
-        )
-    return stored
-
-
 def _load_weights(drafter: Drafter, path: Path) -> None:
-    stored, wanted = _read_weights(path), drafter.state_dict()
+    stored, wanted = read_weights(path), drafter.state_dict()
     problems = {
         "missing": sorted(wanted.keys() - stored.keys()),
         "unexpected": sorted(stored.keys() - wanted.keys()),
