@@ -29,6 +29,9 @@ DRAFTER = Path("drafter")
 CONFIG, RESOLVED_CONFIG = Path(".hydra") / "config.yaml", Path("config.yaml")
 #: What was typed for a run, where Hydra puts it.
 OVERRIDES = Path(".hydra") / "overrides.yaml"
+#: Hydra empties its files when a job begins, also one that goes on in the folder of a killed one; these copies of the two
+#: are replaced in one piece.
+KEPT_CONFIG, KEPT_OVERRIDES = Path(".fovea") / "config.yaml", Path(".fovea") / "overrides.yaml"
 #: What always belongs to the new run.
 OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints", "diagnostics")
 
@@ -110,14 +113,15 @@ def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Co
         SettingError: the folder holds no evaluation, or one that was completed.
     """
     if cfg.resume is None:
+        write_overrides(Path(cfg.paths.output_dir), typed.overrides)
         return cfg, typed
     run = Path(cfg.resume).expanduser()
-    if not (run / OVERRIDES).is_file() or saved_config(run).task != "evaluate":
+    typed_then = next((o for name in (KEPT_OVERRIDES, OVERRIDES) if (o := _loaded(run / name)) is not None), None)
+    if typed_then is None or saved_config(run).task != "evaluate":
         raise SettingError(f"{run} holds no evaluation to resume; give the folder of an evaluate.py that was cut short")
     if (run / OUTCOME).is_file() and Outcome.read(run).status == "completed":
         raise SettingError(f"the evaluation in {run} was completed; measure again with what was typed for it")
-    typed_then = [str(override) for override in _loaded(run / OVERRIDES) or ()]
-    overrides = [o for o in (*typed_then, *typed.overrides) if o.split("=", 1)[0] != "resume"]
+    overrides = [str(o) for o in (*typed_then, *typed.overrides) if str(o).split("=", 1)[0] != "resume"]
     again = compose("evaluate", overrides=overrides)
     again.resume = cfg.resume
     write_overrides(Path(cfg.paths.output_dir), overrides)
@@ -127,7 +131,8 @@ def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Co
 @rank_zero_only
 def write_overrides(folder: Path, overrides: list[str]) -> None:
     """Keeps ``overrides`` as what was typed for the run in ``folder``."""
-    write_text(folder / OVERRIDES, OmegaConf.to_yaml(OmegaConf.create(overrides)))
+    (folder / KEPT_OVERRIDES).parent.mkdir(parents=True, exist_ok=True)
+    write_text(folder / KEPT_OVERRIDES, OmegaConf.to_yaml(OmegaConf.create(overrides)))
 
 
 def _named_checkpoint(cfg: DictConfig) -> Path:
@@ -193,7 +198,8 @@ def saved_config(run: Path) -> DictConfig:
     path = run / CONFIG
     if not path.is_file():
         raise SettingError(f"{run} is no run folder, {path} is missing; give one such as outputs/<date>/<time>-fovea")
-    config = _loaded(path)
+    kept = _loaded(run / KEPT_CONFIG)
+    config = _loaded(path) if kept is None else kept
     if not isinstance(config, DictConfig) or "task" not in config:
         raise SettingError(f"{path} is cut or damaged: the run ended while it began; start it anew")
     return config
@@ -210,6 +216,7 @@ def _loaded(path: Path) -> Any:
 @rank_zero_only
 def record_settings(folder: Path, cfg: DictConfig) -> None:
     """Writes ``cfg`` into the run's ``folder``; it is what was composed plus what an earlier run has handed on."""
-    (folder / CONFIG).parent.mkdir(parents=True, exist_ok=True)
-    write_text(folder / CONFIG, OmegaConf.to_yaml(cfg))
+    for name in (CONFIG, KEPT_CONFIG):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_text(folder / name, OmegaConf.to_yaml(cfg))
     write_text(folder / RESOLVED_CONFIG, OmegaConf.to_yaml(cfg, resolve=True))

@@ -1,0 +1,305 @@
+"""Damaged artifacts: cut, flipped or made up, through both doors; never a wrong sample, and only errors of our own."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fovea.artifacts.check import damaged_shards, main
+from fovea.artifacts.errors import ArtifactError
+from fovea.artifacts.export import export
+from fovea.artifacts.fingerprint import Fingerprint
+from fovea.artifacts.manifest import MANIFEST, Manifest
+from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
+from fovea.artifacts.schema import SampleMeta, decode_sample
+from fovea.artifacts.streaming import StreamedArtifacts
+from fovea.artifacts.writer import ArtifactWriter, finish_rank
+from fovea.targets.teacher_batch import TeacherSample
+from tests.artifacts.conftest import sample_of
+
+KEYS = ["set/0.png", "set/1.png", "x" * 120]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three samples in one shard."""
+    path = tmp_path_factory.mktemp("damage") / "artifacts"
+    fingerprint = Fingerprint("abc", {"max_pixels": 4}, "d", (1, 2), "bf16", "dataset")
+    with ArtifactWriter(path, fingerprint, dtype="bf16", shard_bytes=10**6) as out:
+        for number, key in enumerate(KEYS):
+            out.write(sample_of(key, tokens=8 + number), SampleMeta("s", ((1, 2),), (f"hash{number}",)))
+    finish_rank(path, fingerprint, {}, 0, 1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder) -> dict[str, TeacherSample]:
+    return {sample.key: sample for sample in open_artifacts(folder)}
+
+
+def indexed(folder: Path) -> Iterator[TeacherSample]:
+    yield from open_artifacts(folder)
+
+
+def streamed(folder: Path) -> Iterator[TeacherSample]:
+    data = StreamedArtifacts(str(folder), batch_size=1, shuffle_buffer=0)
+    for shard in data.manifest.shards:
+        yield from data._shard_samples(shard)
+
+
+def assert_known(sample: TeacherSample, expected: dict[str, TeacherSample]) -> None:
+    right = expected[sample.key]
+    for name in ("ids", "positions", "answer_mask", "is_visual", "last", "mid", "visual", "importance"):
+        assert torch.equal(getattr(sample, name), getattr(right, name)), f"a wrong sample: {sample.key}, {name}"
+
+
+def read(door, folder: Path, expected: dict[str, TeacherSample]) -> str | None:
+    """What ``door`` says of ``folder``; None if it gives all samples. Those before an error must be right too."""
+    keys = []
+    try:
+        for sample in door(folder):
+            assert_known(sample, expected)
+            keys.append(sample.key)
+    except ArtifactError as error:
+        return str(error)
+    assert keys == list(expected)
+    return None
+
+
+@pytest.fixture
+def copy(folder, tmp_path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def test_a_shard_cut_anywhere(copy, expected):
+    """At every border of 512 bytes, beside each of them, and inside of payloads."""
+    shard = Manifest.read(copy).shards[0]
+    path = copy / shard.name
+    whole = path.read_bytes()
+    inside = [entry.data[0] + entry.data[1] // 2 for entry in shard.samples]
+    borders = range(0, shard.bytes, 512)
+    for length in sorted({*borders, *inside, *(border + 1 for border in borders), *(b - 1 for b in borders if b)}):
+        path.write_bytes(whole[:length])
+        first = read(indexed, copy, expected)
+        assert first is not None, length
+        assert shard.name in first
+        assert f"{length} bytes, the manifest says {shard.bytes} with {len(KEYS)} samples" in first
+        second = read(streamed, copy, expected)
+        if second is None:  # all members are there, and only the end of the archive is not
+            assert length >= shard.bytes - 1024
+        else:
+            assert shard.name in second
+            assert f"of its {len(KEYS)} samples could be read" in second
+
+
+@pytest.mark.parametrize("door", [indexed, streamed])
+def test_every_flipped_bit_of_a_member_is_noticed(copy, expected, door):
+    shard = Manifest.read(copy).shards[0]
+    path, draw = copy / shard.name, random.Random(0)
+    whole = path.read_bytes()
+    for entry in shard.samples:
+        for offset, size in (entry.meta, entry.data):
+            for place in (0, size - 1, *(draw.randrange(size) for _ in range(12))):
+                damaged = bytearray(whole)
+                damaged[offset + place] ^= 1 << draw.randrange(8)
+                path.write_bytes(damaged)
+                assert read(door, copy, expected) is not None, (entry.key, place)
+                assert list(damaged_shards(copy)) == [shard.name]
+
+
+def test_a_flipped_payload_is_named_with_both_checksums(copy, expected):
+    shard = Manifest.read(copy).shards[0]
+    offset, size = shard.samples[1].data
+    damaged = bytearray((copy / shard.name).read_bytes())
+    damaged[offset + size // 2] ^= 4  # among the states, where any bits are a number
+    (copy / shard.name).write_bytes(damaged)
+    for door in (indexed, streamed):
+        assert f"'{KEYS[1]}' is damaged: its CRC-32 is" in read(door, copy, expected)
+
+
+@pytest.mark.parametrize("door", [indexed, streamed])
+def test_flipped_bits_anywhere_in_a_shard(copy, expected, door):
+    """Headers and padding too: what changes nothing may pass."""
+    shard = Manifest.read(copy).shards[0]
+    path, draw = copy / shard.name, random.Random(1)
+    whole = path.read_bytes()
+    for _ in range(80):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        read(door, copy, expected)
+
+
+def test_every_flipped_bit_of_the_manifest_is_noticed_or_means_nothing(copy, expected):
+    path = copy / MANIFEST
+    whole, draw = path.read_bytes(), random.Random(2)
+    same = Manifest.read(copy)
+    passed = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            found = Manifest.read(copy)
+        except ArtifactError:
+            continue
+        passed += 1
+        # Only the name of the checksum itself can be another.
+        assert found == same
+    assert passed < 10
+
+
+def test_a_manifest_cannot_name_files_elsewhere_nor_commands(copy, expected):
+    """The name of a shard becomes a part of paths, and of commands that fetch it."""
+    for name in ("../artifacts/shard-00-00000.tar", "/etc/passwd", "x; touch owned", "shard-0-0.tar; touch owned"):
+        values = json.loads((copy / MANIFEST).read_text())
+        values["shards"][0]["name"] = name
+        values.pop("crc", None)
+        (copy / MANIFEST).write_text(json.dumps(values))
+        for door in (indexed, streamed):
+            assert "no entry of a shard" in read(door, copy, expected)
+        with pytest.raises(ArtifactError, match="no entry of a shard"):
+            StreamedArtifacts(f"pipe:cat {copy}/{{name}}", batch_size=1)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def places(values, path=()):
+    """Paths to all values below a JSON value."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+@QUIET
+@given(data=st.data())
+def test_a_manifest_with_anything_in_any_place(folder, expected, data):
+    values = json.loads((folder / MANIFEST).read_text())
+    del values["crc"]
+    *above, last = data.draw(st.sampled_from(list(places(values))))
+    node = values
+    for key in above:
+        node = node[key]
+    node[last] = data.draw(JSON)
+    try:
+        manifest = Manifest.from_bytes(json.dumps(values).encode(), "here")
+    except ArtifactError:
+        return
+    artifacts = IndexedArtifacts(folder, manifest)
+    for index in range(len(artifacts)):
+        try:
+            sample = artifacts[index]
+        except ArtifactError:
+            continue
+        except (OSError, RuntimeError):  # a shard of another size: open_artifacts looks at that first
+            assert manifest.shards[0].bytes != Manifest.read(folder).shards[0].bytes
+            continue
+        assert_known(sample, expected)
+
+
+@QUIET
+@given(raw=st.binary(max_size=400))
+def test_a_manifest_of_any_bytes(raw):
+    with pytest.raises(ArtifactError, match="here"):
+        Manifest.from_bytes(raw, "here")
+
+
+@QUIET
+@given(data=st.data())
+def test_a_sample_of_any_bytes(folder, data):
+    """Some of them begin as one does."""
+    shard = Manifest.read(folder).shards[0]
+    whole, entry = (folder / shard.name).read_bytes(), shard.samples[0]
+    meta, tensors = (whole[offset : offset + size] for offset, size in (entry.meta, entry.data))
+    if data.draw(st.booleans()):
+        meta = data.draw(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+    if data.draw(st.booleans()):
+        header = data.draw(st.binary(max_size=80) | JSON.map(lambda value: json.dumps(value).encode()))
+        length = data.draw(st.sampled_from([len(header), 0, 2**40, 2**64 - 1]))
+        tensors = length.to_bytes(8, "little") + header + tensors[: data.draw(st.integers(0, 400))]
+    view = torch.frombuffer(bytearray(tensors) or bytearray(1), dtype=torch.uint8)[: len(tensors)]
+    try:
+        sample, _ = decode_sample(meta, view)
+    except ArtifactError:
+        return
+    assert sample.last.shape[0] == sample.ids.shape[0]
+
+
+class TestCheck:
+    def test_sound_artifacts(self, copy, capsys):
+        main([str(copy)])
+        assert "every shard" in capsys.readouterr().out
+
+    def test_damage_is_named_and_ends_with_1(self, copy, capsys):
+        shard = Manifest.read(copy).shards[0]
+        (copy / shard.name).write_bytes((copy / shard.name).read_bytes()[:-512])
+        with pytest.raises(SystemExit, match="1 damaged; --drop"):
+            main([str(copy)])
+        assert shard.name in capsys.readouterr().out
+
+    def test_no_artifacts(self, tmp_path):
+        with pytest.raises(SystemExit, match="there are no artifacts in"):
+            main([str(tmp_path)])
+
+    def test_what_is_dropped_is_exported_again_and_nothing_else(
+        self, tmp_path, conversations, config, fingerprint, fake_target, assert_same
+    ):
+        folder = tmp_path / "artifacts"
+        export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        before = {sample.key: sample for sample in open_artifacts(folder)}
+        first, second = Manifest.read(folder).shards[:2]
+        damaged = bytearray((folder / first.name).read_bytes())
+        damaged[700] ^= 1
+        (folder / first.name).write_bytes(damaged)
+        (folder / second.name).unlink()
+        main([str(folder), "--drop"])
+        target = fake_target()
+        export(target, conversations, folder, config, fingerprint, progress=False)
+        assert sum(target.batches) == len(first.samples) + len(second.samples)
+        after = open_artifacts(folder)
+        after.verify()
+        assert sorted(sample.key for sample in after) == sorted(before)
+        for sample in after:
+            assert_same(sample, before[sample.key])
+
+    def test_a_cut_index_is_refused_by_the_export_and_dropped(
+        self, tmp_path, conversations, config, fingerprint, fake_target
+    ):
+        folder = tmp_path / "artifacts"
+        export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        (folder / MANIFEST).unlink()
+        index = sorted(folder.glob("shard-*.json"))[0]
+        index.write_bytes(index.read_bytes()[:100])
+        with pytest.raises(ArtifactError, match=rf"{index.name} is damaged .*artifacts.check .* --drop"):
+            export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        main([str(folder), "--drop"])
+        export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        assert len(open_artifacts(folder)) == len(conversations)
+
+
+def test_a_reader_that_is_slow_and_one_that_dies(folder, expected, tmp_path):
+    """Bytes that come in drops are all there; a stream that ends early is an error that names shard and samples."""
+    slow = "pipe:sh -c 'head -c 3000 {0}/{1}; sleep 0.2; tail -c +3001 {0}/{1}'".format(folder, "{name}")
+    assert [key for batch in StreamedArtifacts(slow, batch_size=1, shuffle_buffer=0) for key in batch.keys] == KEYS
+    shard = Manifest.read(folder).shards[0].name
+    for length in (0, 512, 2000, 4000):
+        script = tmp_path / "dying.sh"
+        script.write_text(f"case $1 in *.tar) head -c {length} $1; kill -9 $$;; *) cat $1;; esac")
+        dying = StreamedArtifacts(f"pipe:sh {script} {folder}/{{name}}", batch_size=1, shuffle_buffer=0)
+        with pytest.raises(ArtifactError, match=rf"{shard} is cut.* \d of its {len(KEYS)} samples could be read"):
+            list(dying)
