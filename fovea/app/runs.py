@@ -29,8 +29,8 @@ DRAFTER = Path("drafter")
 CONFIG, RESOLVED_CONFIG = Path(".hydra") / "config.yaml", Path("config.yaml")
 #: What was typed for a run, where Hydra puts it.
 OVERRIDES = Path(".hydra") / "overrides.yaml"
-#: Hydra empties its files when a job begins, also one that goes on in the folder of a killed one; these copies of the two
-#: are replaced in one piece.
+#: Hydra empties its files when a job begins, also one that goes on in the folder of a killed one; these copies of the
+#: two are replaced in one piece.
 KEPT_CONFIG, KEPT_OVERRIDES = Path(".fovea") / "config.yaml", Path(".fovea") / "overrides.yaml"
 #: What always belongs to the new run.
 OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints", "diagnostics")
