@@ -21,6 +21,7 @@ from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
 from fovea.artifacts.schema import SampleMeta, decode_sample
 from fovea.artifacts.streaming import StreamedArtifacts
+from fovea.artifacts.transport import Patience
 from fovea.artifacts.writer import ArtifactWriter, finish_rank
 from fovea.targets.teacher_batch import TeacherSample
 from tests.artifacts.conftest import sample_of
@@ -52,7 +53,7 @@ def indexed(folder: Path) -> Iterator[TeacherSample]:
 def streamed(folder: Path) -> Iterator[TeacherSample]:
     data = StreamedArtifacts(str(folder), batch_size=1, shuffle_buffer=0)
     for shard in data.manifest.shards:
-        yield from data._shard_samples(shard)
+        yield from data._shard_samples(shard, [1] * len(shard.samples))
 
 
 def assert_known(sample: TeacherSample, expected: dict[str, TeacherSample]) -> None:
@@ -300,6 +301,7 @@ def test_a_reader_that_is_slow_and_one_that_dies(folder, expected, tmp_path):
     for length in (0, 512, 2000, 4000):
         script = tmp_path / "dying.sh"
         script.write_text(f"case $1 in *.tar) head -c {length} $1; kill -9 $$;; *) cat $1;; esac")
-        dying = StreamedArtifacts(f"pipe:sh {script} {folder}/{{name}}", batch_size=1, shuffle_buffer=0)
+        once = {"shuffle_buffer": 0, "patience": Patience(retries=0)}
+        dying = StreamedArtifacts(f"pipe:sh {script} {folder}/{{name}}", batch_size=1, **once)
         with pytest.raises(ArtifactError, match=rf"{shard} is cut.* \d of its {len(KEYS)} samples could be read"):
             list(dying)
