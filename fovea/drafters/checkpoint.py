@@ -90,7 +90,7 @@ def load_drafter(
     _refuse_other_teaching(folder, _teaching(folder, record), teaching or Teaching())
     kind = drafter_type(record["drafter"])
     with _readable(folder):
-        _from_plain(kind.config_type, record["config"])  # else the user's overrides would be blamed
+        _from_plain(kind.config_type, dict(record["config"]))  # else the user's overrides would be blamed
     settings = _merge(record["config"], overrides or {}, prefix="drafter")
     drafter = kind(spec, _from_plain(kind.config_type, settings), head)
     _refuse_other_layers(folder, record, drafter)
@@ -169,8 +169,8 @@ def _open(source: Path | str) -> tuple[Path, dict[str, Any]]:
             raise FileNotFoundError(f"no drafter checkpoint at {source}: {folder / name} is missing")
     with _readable(folder):
         record = json.loads((folder / CONFIG_FILE).read_bytes())
-        if not isinstance(record["drafter"], str) or not isinstance(record["config"], dict):
-            raise TypeError("it describes no drafter")
+        if not isinstance(record["drafter"], str):
+            raise TypeError("it names no drafter")
     return folder, record
 
 
