@@ -61,7 +61,7 @@ class IndexedArtifacts(Dataset[TeacherSample]):
         except ArtifactError as error:
             raise ArtifactError(f"{where}: {error}") from error
         check_entry(sample, entry, where)
-        check_content(memoryview(meta.numpy()), memoryview(data.numpy()), entry, where)
+        check_content(meta.numpy().data, data.numpy().data, entry, where)
         return sample, about
 
     def _map(self, shard: ShardEntry) -> Tensor:

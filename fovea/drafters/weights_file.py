@@ -27,7 +27,7 @@ def _crc(weights: Mapping[str, Tensor]) -> int:
     found = 0
     for name in sorted(weights):
         content = weights[name].contiguous().reshape(-1).view(torch.uint8)
-        found = zlib.crc32(memoryview(content.numpy()), zlib.crc32(name.encode(), found))
+        found = zlib.crc32(content.numpy().data, zlib.crc32(name.encode(), found))
     return found
 
 

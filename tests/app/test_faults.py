@@ -46,7 +46,7 @@ def limited(folder: Path, most_bytes: int, *words: str) -> subprocess.CompletedP
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_in_words_and_the_run_goes_on_later(trained, workplace):
+def test_a_full_disk_is_told_in_words(trained, workplace):
     folder, overrides = workplace
     size = (trained / "checkpoints" / "last.ckpt").stat().st_size
     script, words = str(ROOT / "train.py"), [*overrides, *TRAIN, "trainer.max_epochs=3"]
@@ -61,13 +61,18 @@ def test_a_full_disk_is_told_in_words_and_the_run_goes_on_later(trained, workpla
     full = only(folder, "outputs/*/*-full")
     assert not (full / "checkpoints" / "last.ckpt").exists()
 
+
+@pytest.mark.whole
+def test_what_was_there_before_a_disk_was_full_is_sound(trained, workplace):
+    folder, _ = workplace
+    size, script = (trained / "checkpoints" / "last.ckpt").stat().st_size, str(ROOT / "train.py")
     done = limited(folder, size // 2, script, f"resume={trained}", "trainer.max_epochs=3", "name=again")
     assert done.returncode == 1
     require_checkpoint(trained / "checkpoints" / "last.ckpt")  # what was there before is sound
     assert run("train.py", folder, f"resume={trained}", "trainer.max_epochs=3", "name=later").returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_folder_goes_on_where_it_was_moved_to(trained, workplace, tmp_path):
     folder, _ = workplace
     moved = tmp_path / "elsewhere" / "run"
@@ -87,7 +92,7 @@ def test_a_run_folder_goes_on_where_it_was_moved_to(trained, workplace, tmp_path
         assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_that_was_over_leaves_its_drafter_when_it_is_resumed(trained, workplace):
     """Killed behind its last step, say, while its drafter was being exported."""
     folder, _ = workplace
@@ -101,7 +106,7 @@ def test_a_run_that_was_over_leaves_its_drafter_when_it_is_resumed(trained, work
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.whole), 1])
 def test_a_rank_that_dies_ends_the_job_within_a_minute(workplace, dying):
     """Two gloo ranks of one training, started as torchrun does it; one is killed behind its first checkpoint."""
     folder, overrides = workplace
@@ -224,7 +229,7 @@ def test_drafters_cut_or_flipped_anywhere(trained, small_target, tmp_path):
     assert all(Path(name).is_relative_to(ROOT / "fovea") for name in told), told
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_evaluation_is_resumed_by_its_folder(trained, workplace):
     """One that was killed behind its first answer, then one that was completed."""
     folder, _ = workplace
