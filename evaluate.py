@@ -3,6 +3,8 @@
 Settings are those of the run that trained it, unless typed; rules of retrieval need no training anew:
 ``python evaluate.py -m ckpt=... drafter.retrieval.rho=0.6,0.8,0.95``.
 
+On several devices each answers its share of the prompts: ``python evaluate.py ckpt=... trainer.devices=2``.
+
 Methods without weights need no checkpoint: ``python evaluate.py method=pld``. All methods side by side:
 ``python evaluate.py -m 'method=glob(*)' checkpoints=<folder>``, which holds a run or an exported drafter per method.
 
@@ -29,6 +31,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     from fovea.app.inherit import command_line
     from fovea.app.outputs import outputs_job, reads_outputs
     from fovea.app.plan import plan_job, wants_plan
+    from fovea.app.ranks import on_ranks
 
     if wants_plan(cfg):
         return plan_job(cfg)
@@ -37,18 +40,19 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     cfg, typed = runs.evaluated_again(cfg, command_line())
     cfg, checkpoint = runs.evaluated(cfg, typed)
     job = assemble.start(cfg)
+    target = assemble.find_target(job)
+    job = on_ranks(job)
     loggers = tracking.loggers(cfg)
     tracking.log_settings(loggers, cfg)
     L.seed_everything(cfg.seed, workers=True)
-    target = assemble.find_target(job)
     evaluation = assemble.make_evaluation(job, target)
     drafter = assemble.judged_drafter(job, target, checkpoint, typed.below("drafter"))
     return assemble.conclude(job, evaluation, drafter, job.device, loggers)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
-def main(cfg: DictConfig) -> float | None:
-    """One evaluation; returns the metric that sweepers look at."""
+def main(cfg: DictConfig) -> float | list[float] | None:
+    """One evaluation; returns the metric, or metrics, that sweepers look at."""
     from fovea.app.job import run_job
 
     return run_job(cfg, evaluate)

@@ -38,8 +38,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-def main(cfg: DictConfig) -> float | None:
-    """One training job; returns the metric that sweepers look at."""
+def main(cfg: DictConfig) -> float | list[float] | None:
+    """One training job; returns the metric, or metrics, that sweepers look at."""
     from fovea.app.job import run_job
 
     return run_job(cfg, train)

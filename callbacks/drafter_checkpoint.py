@@ -12,8 +12,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
+from callbacks.origin import origin
 from callbacks.progress import continue_epoch, loader_states, settle
 from fovea.drafters.checkpoint import save_drafter
+from fovea.drafters.whole import exact_state
 from fovea.files import room_for
 from fovea.training.module import DivergedError
 
@@ -23,7 +25,8 @@ class DrafterCheckpoint(Checkpoint):
 
     In the run's folder:
 
-    * ``checkpoints/last.ckpt``: drafter, optimizer, schedule and progress; what a run is resumed from.
+    * ``checkpoints/last.ckpt``: drafter, optimizer, schedule and progress; what a run is resumed from. A file, or with
+      DeepSpeed a folder. It says where the run comes from (:mod:`callbacks.origin`).
     * ``drafter/``: the drafter of that checkpoint alone, as :mod:`fovea.drafters.checkpoint` keeps it.
     * ``drafter_best/``: the same of the epoch with the best ``monitor``.
 
@@ -122,6 +125,7 @@ class DrafterCheckpoint(Checkpoint):
             self._save(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["origin"] = origin(self.run, trainer)
         if self._batches is not None:
             settle(checkpoint, self._batches, trainer.train_dataloader)
 
@@ -175,13 +179,35 @@ class DrafterCheckpoint(Checkpoint):
         partial = last.with_name(f".{last.name}.partial")
         trainer.save_checkpoint(partial)
         if trainer.is_global_zero:
-            partial.replace(last)
+            replace(last, partial)
         self._export(trainer, pl_module, self.NEWEST)
         self._saved_at = time.monotonic()
 
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
+        weights = exact_state(pl_module.drafter)
         if trainer.is_global_zero:
-            save_drafter(self.run / folder, pl_module.drafter, pl_module.teaching)
+            save_drafter(self.run / folder, pl_module.drafter, pl_module.teaching, weights)
+
+
+def replace(last: Path, partial: Path) -> None:
+    """Puts ``partial`` in the place of ``last``, in one piece.
+
+    A folder, which is what DeepSpeed writes, cannot replace another one: it gets a name of its own, and ``last`` is a
+    link to it.
+    """
+    if not partial.is_dir():
+        partial.replace(last)
+        return
+    earlier = last.resolve() if last.is_symlink() else None
+    folder = next(path for n in range(2) if (path := last.with_name(f".{last.name}.{n}")) != earlier)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    link = last.with_name(f".{last.name}.link")
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(last)
+    if earlier is not None:
+        shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _finite(pl_module: L.LightningModule) -> bool:

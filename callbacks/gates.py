@@ -9,6 +9,8 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from fovea.drafters.base import Drafter
+from fovea.drafters.whole import whole_drafter
 from fovea.targets.teacher_batch import TeacherBatch
 from fovea.training.gates import ENOUGH_TOKENS, Agreement, GateError, parity_gate, teacher_agreement, teacher_gate
 
@@ -35,13 +37,14 @@ class Gates(L.Callback):
         self.answers = answers
         self.samples = samples
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         start = time.perf_counter()
+        drafter = whole_drafter(pl_module.drafter)
         failure: GateError | None = None
         found = ""
         with isolate_rng():
             try:
-                found = self._pass(trainer, pl_module)
+                found = self._pass(trainer, pl_module, drafter)
             except GateError as error:
                 failure = error
         all_pass = trainer.strategy.reduce_boolean_decision(failure is None, all=True)
@@ -51,9 +54,9 @@ class Gates(L.Callback):
             raise GateError("a gate is shut on another rank; its message is in that rank's output")
         rank_zero_info(f"{found} ({time.perf_counter() - start:.1f} s)")
 
-    def _pass(self, trainer: L.Trainer, pl_module: Any) -> str:
+    def _pass(self, trainer: L.Trainer, pl_module: Any, drafter: Drafter) -> str:
         """What the gates found."""
-        drafter, own, found = pl_module.drafter, self.answers == "target", Agreement()
+        own, found = self.answers == "target", Agreement()
         first: list[TeacherBatch] = []
         seen = 0
         for batch in trainer.train_dataloader or ():

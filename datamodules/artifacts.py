@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,6 +121,7 @@ class ArtifactDataModule(L.LightningDataModule):
         self.text_source = texts if curriculum else None
         self.root, self.folder, self.loader, self.progress = Path(root), folder, loader or LoaderConfig(), progress
         self.train_artifacts: IndexedArtifacts | None = None
+        self._opened: dict[str, IndexedArtifacts | StreamedArtifacts] = {}
         self._train: Dataset[TeacherSample] | StreamedArtifacts | None = None
         self._val: Dataset[TeacherSample] | StreamedArtifacts | None = None
 
@@ -146,11 +147,11 @@ class ArtifactDataModule(L.LightningDataModule):
         """Opens the artifacts and checks that they are the ones of this target and configuration."""
         if self._train is not None:
             return
-        self._train = self._open(self.train_source)
+        self._train = self._opened["train"] = self._open(self.train_source)
         if isinstance(self._train, IndexedArtifacts):
             self.train_artifacts = self._train
         if self.val_source is not None:
-            self._val = self._open(self.val_source)
+            self._val = self._opened["val"] = self._open(self.val_source)
         elif self.train_artifacts is not None and self.loader.val_fraction:
             pictures = [entry.images[0] if entry.images else entry.key for entry in self.train_artifacts.entries]
             train, val = split_by_picture(pictures, self.loader.val_fraction, self.loader.seed)
@@ -182,6 +183,10 @@ class ArtifactDataModule(L.LightningDataModule):
                 "shards, or set drafter.draft_vocabulary=null"
             )
         return answer_token_counts(cast(Sequence[TeacherSample], self._train), vocab_size)
+
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """What the artifacts that were opened depend on, by what they are for; plain types."""
+        return {use: asdict(artifacts.manifest.fingerprint) for use, artifacts in self._opened.items()}
 
     def folder_of(self, source: ConversationSource) -> Path:
         """Where the artifacts of ``source`` are kept."""

@@ -98,6 +98,11 @@ class OnlineDataModule(L.LightningDataModule):
         """Batches in a fixed order; none if there is nothing to validate on."""
         return [] if self._val is None else self._loader(self._val, shuffle=False)
 
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """What the conversations are; the target that teaches them is the checkpoint's own matter."""
+        sources = {"train": self.train_source, "val": self.val_source}
+        return {use: {"data": source.digest()} for use, source in sources.items() if source is not None}
+
     def answer_token_counts(self, vocab_size: int) -> Tensor:
         """[V] int64 how often each token stands in the answers to train on; one pass of the target over all of them."""
         size = self.loader.batch_size

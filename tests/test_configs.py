@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from datamodules.conversations import MMSpecConversations
 from fovea.app.assemble import SPEED_EVALUATION
-from fovea.app.launch import CONFIG_DIR, unknown_names, unquoted
+from fovea.app.launch import CONFIG_DIR, EXTRAS, missing_extras, unknown_names, unquoted
 from fovea.app.settings import read_settings
 from fovea.app.sources import source
 from fovea.app.typed import SettingError
@@ -29,15 +29,20 @@ GROUPS = (
     "diagnostics",
     "drafter",
     "experiment",
+    "launch",
     "logger",
     "method",
     "model",
     "objective",
     "optimizer",
     "scheduler",
+    "search",
+    "strategy",
     "trainer",
 )
-CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIG_DIR / group).glob("*.yaml"))]
+FILES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIG_DIR / group).glob("*.yaml"))]
+#: Those whose plugin of Hydra's is installed.
+CHOICES = [choice for choice in FILES if not missing_extras([choice])]
 EXPERIMENTS = [path.stem for path in sorted((CONFIG_DIR / "experiment").glob("*.yaml"))]
 
 
@@ -76,6 +81,10 @@ def test_every_experiment_composes_with_every_model(name, model, experiment):
     read_settings(composed(f"model={model}", f"experiment={experiment}", name=name))
 
 
+def test_a_choice_that_needs_a_plugin_says_which():
+    assert {choice for choice in FILES if choice.startswith(("launch=", "search="))} == set(EXTRAS)
+
+
 def test_every_group_is_tested():
     folders = {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
     assert folders - {"hydra", "paths", "local"} == set(GROUPS)
@@ -96,7 +105,9 @@ def test_every_field_is_commented(path: Path):
     """A comment stands behind the field or in the line above; Hydra's own keys explain themselves."""
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# "), "a file starts with what it is for"
-    if {"hydra", "job_logging", "experiment", "debug", "method"} & set(path.relative_to(CONFIG_DIR).parts[:-1]):
+    if {"hydra", "job_logging", "experiment", "debug", "method", "launch", "search"} & set(
+        path.relative_to(CONFIG_DIR).parts[:-1]
+    ):
         return  # settings of other files, which explain them
     for number, line in enumerate(lines):
         field = line.strip().partition(":")[0]

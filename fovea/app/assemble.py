@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from callbacks.checkpoint_files import CheckpointFiles
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
+from fovea.app.ranks import wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
 from fovea.artifacts.fingerprint import processor_settings
@@ -147,8 +148,15 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
     given = {SPEED_EVALUATION: {"evaluation": evaluation}}
     callbacks = [instantiate(node, **given.get(name, {})) for name, node in nodes.items()]
     precision = training_precision(job.cfg.trainer.precision, job.device)
-    files = [CheckpointFiles()]
-    return instantiate(job.cfg.trainer, precision=precision, logger=loggers, callbacks=callbacks, plugins=files)
+    strategy = instantiate(job.cfg.strategy) if "_target_" in job.cfg.strategy else job.cfg.strategy.name
+    return instantiate(
+        job.cfg.trainer,
+        precision=precision,
+        strategy=strategy,
+        logger=loggers,
+        callbacks=callbacks,
+        plugins=[CheckpointFiles()],
+    )
 
 
 def judged_drafter(
@@ -193,8 +201,10 @@ def conclude(
         )
     except LosslessnessError:
         _report(job, loggers)
+        wait_for_all()  # a process that fails takes the first one with it, and the report must be written before
         raise
     _report(job, loggers)
+    wait_for_all()
     return result.summary()
 
 

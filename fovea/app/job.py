@@ -7,19 +7,21 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fovea.app import errors, tracking
+from fovea.app.apart import run_apart
 from fovea.app.inherit import command_line
 from fovea.app.logs import FILE_ONLY, quiet_lightning
 from fovea.app.outcome import Outcome
 from fovea.app.plugins import load_plugins
 from fovea.app.provenance import write_provenance
+from fovea.app.ranks import several_devices
 from fovea.app.runs import LAST_CHECKPOINT
-from fovea.app.typed import SettingError
 from fovea.files import DiskFullError
 
 #: Exit code of a job that Ctrl-C ended, by the shells' convention.
@@ -28,14 +30,16 @@ INTERRUPTED = 130
 log = logging.getLogger("fovea")
 
 
-def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) -> float | None:
+def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) -> Any:
     """Runs ``task`` and records where it came from and how it ended.
 
     Trackers are closed however it ends. A failure leaves its traceback in the job's log; alone the job then exits with
-    1, in a sweep it lets the others run, and the sweep exits with 1.
+    1, in a sweep it lets the others run, and the sweep exits with 1. A job of a sweep that takes several devices runs
+    in a process of its own.
 
     Returns:
-        The metric named by ``optimized_metric``, for sweepers that search.
+        The metric named by ``optimized_metric``, or a list of several, for sweepers that search; None where it is
+        missing.
     """
     folder = Path(cfg.paths.output_dir)
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
@@ -44,8 +48,9 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
     try:
         if _first_process():
             write_provenance(folder)
-        if in_sweep and not cfg.plan:
-            require_one_device(cfg)
+            outcome.write(folder)  # what is killed was interrupted
+        if in_sweep and not cfg.plan and several_devices(cfg):
+            task = run_apart
         load_plugins(cfg)
         with tracking.closed_at_end():
             outcome.metrics = dict(task(cfg))
@@ -60,24 +65,19 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
         if not in_sweep:
             raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit):
-        resumable = (folder / LAST_CHECKPOINT).is_file()
+        resumable = (folder / LAST_CHECKPOINT).exists()
         log.error("Interrupted%s", f"; continue with: python train.py resume={folder}" if resumable else "")
         raise SystemExit(INTERRUPTED) from None
     finally:
         if _first_process():
             with suppress(DiskFullError):  # what there was to say of it has been said
                 outcome.write(folder)
-    return outcome.metrics.get(cfg.optimized_metric)
+    return _optimized(cfg, outcome.metrics)
 
 
-def require_one_device(cfg: DictConfig) -> None:
-    """Refuses a sweep over several devices: each child process would run the whole sweep again."""
-    devices = cfg.trainer.devices
-    if devices not in (1, "1") or cfg.trainer.num_nodes != 1:
-        raise SettingError(
-            f"trainer.devices is {devices}: a job of a sweep uses one device; add trainer.devices=1, "
-            "or run the settings one by one"
-        )
+def _optimized(cfg: DictConfig, metrics: Mapping[str, float]) -> Any:
+    names = cfg.optimized_metric
+    return metrics.get(names) if isinstance(names, str) else [metrics.get(name) for name in names]
 
 
 def _first_process() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from fovea.app.typed import choices
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "conf"
+#: Choices that need a plugin of Hydra's: its module, and the extra that brings it.
+EXTRAS = {
+    "launch=joblib": ("hydra_joblib_launcher", "parallel-sweeps"),
+    "launch=submitit_local": ("hydra_submitit_launcher", "slurm"),
+    "launch=slurm": ("hydra_submitit_launcher", "slurm"),
+    "launch=ray": ("hydra_ray_launcher", "ray"),
+    "search=retrieval": ("hydra_optuna_sweeper", "optuna"),
+}
 
 
 def launch(main: Callable[[], object], config_name: str) -> None:
@@ -19,9 +28,19 @@ def launch(main: Callable[[], object], config_name: str) -> None:
         main()
     except SystemExit as stop:
         if stop.code and stop.code != 0:
-            for line in (*unquoted(sys.argv[1:]), *unknown_names(sys.argv[1:], config_name)):
+            typed = sys.argv[1:]
+            for line in (*missing_extras(typed), *unquoted(typed), *unknown_names(typed, config_name)):
                 print(line, file=sys.stderr)
         raise
+
+
+def missing_extras(arguments: list[str]) -> list[str]:
+    """One sentence per choice whose Hydra plugin is not installed, which says how to install it."""
+    return [
+        f"{choice} needs a package that is not installed: pip install 'fovea[{extra}]'"
+        for choice, (plugin, extra) in EXTRAS.items()
+        if choice in arguments and importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
+    ]
 
 
 def unquoted(arguments: list[str]) -> list[str]:

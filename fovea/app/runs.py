@@ -32,6 +32,8 @@ OVERRIDES = Path(".hydra") / "overrides.yaml"
 #: Hydra empties its files when a job begins, also one that goes on in the folder of a killed one; these copies of the
 #: two are replaced in one piece.
 KEPT_CONFIG, KEPT_OVERRIDES = Path(".fovea") / "config.yaml", Path(".fovea") / "overrides.yaml"
+#: What ``resume`` is set to where a run goes on in its own folder, and where that keeps its curves.
+OWN_FOLDER, METRICS = "own", "metrics"
 #: What always belongs to the new run.
 OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints", "diagnostics")
 
@@ -39,16 +41,23 @@ OWN = ("task", "resume", "init_from", "paths", "ckpt", "method", "checkpoints", 
 def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | None]:
     """Settings and checkpoint of the run ``cfg.resume``; ``cfg`` itself and None if there is none.
 
+    With ``resume=own`` it is the run in the folder of this one, which is begun if it has no checkpoint yet: so a
+    command that a cluster starts again goes on.
+
     Raises:
         SettingError: no run, or one without a checkpoint, or with one that is damaged.
     """
     if cfg.resume is None:
         return cfg, None
+    if cfg.resume == OWN_FOLDER:
+        folder = Path(cfg.paths.output_dir)
+        set_aside_curves(folder)
+        return cfg, folder / LAST_CHECKPOINT if (folder / LAST_CHECKPOINT).exists() else None
     if cfg.init_from is not None:
         raise SettingError("init_from starts a new training and resume continues one; give one of them")
     run = Path(cfg.resume).expanduser()
     merged = inherit(cfg, saved_config(run), typed, [str(node) for node in cfg if node not in OWN])
-    if not (run / LAST_CHECKPOINT).is_file():
+    if not (run / LAST_CHECKPOINT).exists():
         raise SettingError(f"{run} ended before its first checkpoint, {LAST_CHECKPOINT} is missing; start it anew")
     require_checkpoint(run / LAST_CHECKPOINT)
     return merged, run / LAST_CHECKPOINT
@@ -99,7 +108,9 @@ def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
         _refuse_other_method(cfg, drafter)
     if run is None:
         return cfg, drafter
-    nodes = [str(node) for node in cfg if node not in (*OWN, "name", "tags", "logger", "trainer", "callbacks")]
+    nodes = [
+        str(node) for node in cfg if node not in (*OWN, "name", "tags", "logger", "trainer", "strategy", "callbacks")
+    ]
     return inherit(cfg, saved_config(run), typed, nodes), drafter
 
 
@@ -220,3 +231,12 @@ def record_settings(folder: Path, cfg: DictConfig) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, OmegaConf.to_yaml(cfg))
     write_text(folder / RESOLVED_CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
+
+
+@rank_zero_only
+def set_aside_curves(run: Path) -> None:
+    """Keeps what a run has logged before it was started again in its own folder: a logger begins its file anew."""
+    logged = run / METRICS
+    if logged.is_dir():
+        number = 1 + sum(1 for _ in run.glob(f"earlier_{METRICS}_*"))
+        logged.rename(run / f"earlier_{METRICS}_{number}")

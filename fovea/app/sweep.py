@@ -41,8 +41,9 @@ class SweepSummary(Callback):
         from fovea.evaluation.table import markdown_table
 
         folder = Path(config.hydra.sweep.dir)
-        swept = [str(override).split("=", 1)[0] for override in config.hydra.overrides.task]
         jobs = read_jobs(folder)
+        typed = [str(override).split("=", 1)[0] for override in config.hydra.overrides.task]
+        swept = list(dict.fromkeys([*typed, *(field for job in jobs for field in job.fields)]))
         rows = table(jobs, varying(jobs, swept), self.metrics)
         with (folder / "summary.csv").open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows(rows)

@@ -38,23 +38,30 @@ def loggers(cfg: DictConfig) -> list[Logger]:
     """
     built = []
     for node in (cfg.logger or {}).values():
-        if str(node["_target_"]).endswith("WandbLogger"):
+        if _is_wandb(node):
             if os.environ.get("WANDB_MODE") == "disabled":
                 continue
             if not node.offline:
                 _require_account()
-            built.append(instantiate(node, **_place_in_sweep(node)))
+            built.append(instantiate(node, **place_in_sweep(node)))
         else:
             built.append(instantiate(node))
     return built
 
 
-def _place_in_sweep(node: DictConfig) -> dict[str, Any]:
+def place_in_sweep(node: DictConfig) -> dict[str, str]:
+    """Group and name in W&B of a job in a sweep, where the logger ``node`` is one of W&B; nothing else has a place."""
     hydra = HydraConfig.get()
-    if hydra.mode != RunMode.MULTIRUN:
+    if hydra.mode != RunMode.MULTIRUN or not _is_wandb(node):
         return {}
-    short = [override.rsplit(".", 1)[-1] for override in hydra.overrides.task]
+    typed = [override.partition("=") for override in hydra.overrides.task]
+    untold = Untold({})
+    short = [f"{field.rsplit('.', 1)[-1]}={untold.settings(value)}" for field, _, value in typed]
     return {"group": node.group or _group(Path(hydra.sweep.dir)), "name": " ".join([node.name, *short])}
+
+
+def _is_wandb(node: DictConfig) -> bool:
+    return str(node["_target_"]).endswith("WandbLogger")
 
 
 def log_settings(built: list[Logger], cfg: DictConfig) -> None:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from torch import Tensor
+
 from fovea.drafters.base import Drafter
 from fovea.drafters.registry import drafter_type
 from fovea.drafters.weights_file import CheckpointError, read_weights, write_weights
@@ -42,11 +44,20 @@ class Teaching:
     processor: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None = None) -> None:
-    """Writes ``drafter`` into ``folder``; what lies there of an earlier one is replaced."""
+def save_drafter(
+    folder: Path | str,
+    drafter: Drafter,
+    teaching: Teaching | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes ``drafter`` into ``folder``; what lies there of an earlier one is replaced.
+
+    ``weights`` are its own, where those of the module are parts or a rounded copy, see :mod:`fovea.drafters.whole`.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    held = drafter.state_dict() if weights is None else weights
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in held.items()}
     record = {
         "drafter": drafter.name,
         "config": asdict(drafter.config),
@@ -55,7 +66,7 @@ def save_drafter(folder: Path | str, drafter: Drafter, teaching: Teaching | None
         "teaching": asdict(teaching or Teaching()),
     }
     for name, write in (
-        (WEIGHTS_FILE, lambda path: write_weights(weights, path)),
+        (WEIGHTS_FILE, lambda path: write_weights(kept, path)),
         (CONFIG_FILE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n")),
     ):
         with replacing(folder / name) as partial:

@@ -137,6 +137,8 @@ def evaluate_and_save(
 ) -> SpeedResult:
     """:func:`evaluate_speed` on all ranks of the process group, if there is one; all get the pooled result.
 
+    It is in the order of ``prompts``, whoever has answered which.
+
     The first rank writes it to ``folder``, before it is judged. Where ``identity`` says what the answers depend on
     beside the settings, they are kept there one by one, and those are taken over that a killed evaluation kept there or
     in ``earlier``; see :class:`fovea.evaluation.unfinished.UnfinishedAnswers`, also for ``insist``.
@@ -172,7 +174,7 @@ def evaluate_and_save(
     if distributed:
         shards = [shard] * world
         dist.all_gather_object(shards, shard)
-    result = SpeedResult.merged(shards)
+    result = _in_order(SpeedResult.merged(shards), prompts)
     if not result.prompts:
         first = next(iter(result.failed.values()), "there are no prompts")
         raise ValueError(f"none of the {len(prompts)} prompts could be answered; {first}")
@@ -180,6 +182,14 @@ def evaluate_and_save(
         result.save(folder)
     result.require_lossless()
     return result
+
+
+def _in_order(result: SpeedResult, prompts: Sequence[Conversation]) -> SpeedResult:
+    """``result`` in the order of ``prompts``, whoever has answered which."""
+    places = {turn.key: place for place, prompt in enumerate(prompts) for turn in user_turns(prompt)}
+    failed = {prompt.key: result.failed[prompt.key] for prompt in prompts if prompt.key in result.failed}
+    answered = sorted(result.prompts, key=lambda prompt: places[prompt.speculative.key])
+    return replace(result, prompts=answered, failed=failed)
 
 
 class _Race:

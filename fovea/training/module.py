@@ -3,7 +3,8 @@
 The loss of an optimizer step is a weighted mean over the supervised rows of *all* its micro-batches and ranks. Each
 micro-batch backpropagates its own weighted sum; Lightning divides by the number of micro-batches and DDP by the number
 of ranks; before clipping, the gradient is scaled by both numbers over the global sum of weights. So one process with
-batch 8, two micro-batches of 4 and two ranks with 4 each take the same step, whatever part of the rows each holds.
+batch 8, two micro-batches of 4 and two ranks with 4 each take the same step, whatever part of the rows each holds. It
+is the same where the gradient lies in parts on the ranks (:mod:`fovea.training.zero`, :mod:`fovea.training.sharding`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
@@ -25,7 +27,9 @@ from fovea.training.draft_vocabulary import within_vocabulary
 from fovea.training.loss_sums import Losses, LossSums
 from fovea.training.objective import ObjectiveConfig, ObjectiveSums, objective
 from fovea.training.schedules import ScheduleFactory
+from fovea.training.sharding import ShardedStrategy
 from fovea.training.unroll import Unrolled, unroll
+from fovea.training.zero import ZeroStrategy
 
 OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 
@@ -101,6 +105,10 @@ class DrafterModule(L.LightningModule):
         scheduler = self.scheduler_factory(optimizer, total_steps=total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def configure_model(self) -> None:
+        if isinstance(strategy := self.trainer.strategy, ShardedStrategy):
+            strategy.shard(self, self.drafter)
+
     def on_fit_start(self) -> None:
         self._move_head()
         token_ids = self.drafter.token_ids
@@ -122,9 +130,13 @@ class DrafterModule(L.LightningModule):
             self.log(f"train/{name}", figures.mean())
         if self.trainer.world_size == 1 and unrolled.anchors:
             return sums.loss_sum
-        return sums.loss_sum + self._touch_all()
+        loss = sums.loss_sum + self._touch_all() + self._idle()
+        if isinstance(strategy := self.trainer.strategy, ZeroStrategy):
+            return strategy.in_order(loss, self.drafter.parameters())
+        return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        zero = strategy if isinstance(strategy := self.trainer.strategy, ZeroStrategy) else None
         self._stepped_micro_batch = self._micro_batch
         losses = self._window.pop(self._sum_over_ranks)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -134,8 +146,10 @@ class DrafterModule(L.LightningModule):
                 parameter.grad = None
             return
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / losses.Z
-        gradients = [p.grad.mul_(scale) for p in parameters]
-        norm = get_total_norm(gradients)
+        gradients = zero.gradients() if zero else [_local(p.grad) for p in parameters]
+        for gradient in gradients:
+            gradient.mul_(scale)
+        norm = zero.total_norm(gradients) if zero else _whole(get_total_norm([p.grad for p in parameters]))
         if not norm.isfinite():
             raise DivergedError(
                 f"the gradient is not finite in optimizer step {self.trainer.global_step + 1}; the last checkpoint is "
@@ -145,6 +159,7 @@ class DrafterModule(L.LightningModule):
 
     def validation_step(self, batch: TeacherBatch, batch_idx: int) -> None:
         unrolled, sums = self._losses(batch, draw=batch_idx)
+        self._idle()
         self._validation.add(sums, unrolled.step)
 
     def on_validation_epoch_end(self) -> None:
@@ -218,12 +233,27 @@ class DrafterModule(L.LightningModule):
         return self.trainer.strategy.reduce(values, reduce_op="sum")
 
     def _touch_all(self) -> Tensor:
-        """Zero, but with a gradient (of zero) for every parameter.
+        """Zero, but with a gradient (of zero) for every parameter that is whole.
 
         DDP waits for the gradient of each on every rank; a rank without pictures has none for the correction. And a
         micro-batch without supervised rows has no graph at all.
         """
-        return torch.stack([p.view(-1)[0] * 0 for p in self.drafter.parameters() if p.requires_grad]).sum()
+        whole = [p for p in self.drafter.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+        return torch.stack([p.view(-1)[0] * 0 for p in whole]).sum()
+
+    def _idle(self) -> Tensor | float:
+        """Zero, behind calls that ranks with longer answers make and this one has not made."""
+        strategy = self.trainer.strategy
+        return strategy.idle(self.steps) if isinstance(strategy, ShardedStrategy) else 0.0
 
     def _move_head(self) -> None:
         self.drafter.head = self.drafter.head.to(self.device)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """The part of ``gradient`` that lies on this rank."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -25,6 +25,20 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
+def left_over(folder: Path) -> list[str]:
+    """Command lines of processes that still work for a job in ``folder``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            at = os.readlink(path.with_name("cwd"))
+        except OSError:
+            continue
+        if int(path.parent.name) != os.getpid() and (str(folder) in command or at == str(folder)):
+            found.append(command)
+    return found
+
+
 @pytest.fixture(scope="module")
 def workplace(small_target_path, tmp_path_factory) -> tuple[Path, list[str]]:
     """A folder with twelve conversations, ten of them about pictures, and the overrides of a job on them."""
@@ -58,3 +72,13 @@ def workplace(small_target_path, tmp_path_factory) -> tuple[Path, list[str]]:
         "trainer.log_every_n_steps=1",
         f"paths.cache={folder / 'cache'}",
     ]
+
+
+@pytest.fixture(scope="module")
+def trained(workplace) -> Path:
+    """Folder of a run of two epochs with all that a user gets, W&B offline among it."""
+    folder, overrides = workplace
+    done = run("train.py", folder, *overrides, "trainer.max_epochs=2", "name=first")
+    assert done.returncode == 0, done.stderr
+    assert "tau" in done.stdout
+    return only(folder, "outputs/*/*-first")

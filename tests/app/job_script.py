@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import hydra
 from omegaconf import DictConfig
@@ -19,7 +20,7 @@ def task(cfg: DictConfig) -> dict[str, float]:
     for logger in loggers:
         logger.log_metrics({"tau": float(cfg.seed)}, step=0)
         logger.save()
-    logging.getLogger("fovea").info("seed %d", cfg.seed)
+    logging.getLogger("fovea").info("seed %d, GPUs %s", cfg.seed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if cfg.seed == 13:
         raise SettingError("seed is 13; choose a lucky one")
     if cfg.seed == 14:

@@ -89,6 +89,18 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         saved_config(tmp_path)
 
 
+def test_a_run_goes_on_in_its_own_folder_once_it_has_a_checkpoint(tmp_path):
+    """Its curves so far are kept: loggers begin their files anew."""
+    cfg = OmegaConf.create({"resume": "own", "paths": {"output_dir": str(tmp_path)}})
+    assert continued(cfg, parse([], GROUPS)) == (cfg, None)
+    for again in (1, 2):
+        for name in ("metrics/metrics.csv", "checkpoints/last.ckpt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(f"{again}")
+        assert continued(cfg, parse([], GROUPS)) == (cfg, tmp_path / "checkpoints" / "last.ckpt")
+        assert (tmp_path / f"earlier_metrics_{again}" / "metrics.csv").read_text() == f"{again}"
+
+
 class TestInitialDrafter:
     """``init_from`` takes a run folder or an exported drafter, and refuses anything else before work begins."""
 

@@ -116,10 +116,3 @@ class TestSweep:
             assert folder.name.encode() in content  # the group
             # An unfinished run of an earlier job would have taken the later jobs in.
             assert sum(f"seed={seed}".encode() in content for seed in (13, 14, 2)) <= 1
-
-
-def test_a_sweep_over_several_devices_is_refused(tmp_path):
-    code, printed = finish(start(tmp_path, "-m", "seed=1,2", "trainer.devices=2", "logger=csv"))
-    assert code == 1
-    assert printed.count("a job of a sweep uses one device; add trainer.devices=1") >= 2
-    assert "Traceback" not in printed

@@ -11,17 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.app.conftest import ROOT, only, run
-
-
-@pytest.fixture(scope="module")
-def trained(workplace) -> Path:
-    """Folder of a run of two epochs with all that a user gets, W&B offline among it."""
-    folder, overrides = workplace
-    done = run("train.py", folder, *overrides, "trainer.max_epochs=2", "name=first")
-    assert done.returncode == 0, done.stderr
-    assert "tau" in done.stdout
-    return only(folder, "outputs/*/*-first")
+from fovea.evaluation.results import SpeedResult
+from tests.app.conftest import ROOT, left_over, only, run
 
 
 def test_a_run_leaves_report_figures_records_and_drafter(trained):
@@ -186,6 +177,76 @@ def test_methods_side_by_side(trained, workplace):
         assert report["figures"]["all"]["exact_matches"] == 1.0
         trace = json.loads((folder / "methods" / row["job"] / "evaluation/final/traces.jsonl").open().readline())
         assert trace["speculative"]["method"] == row["method"]
+
+
+def evaluated(folder: Path, trained: Path, name: str, *overrides: str) -> Path:
+    done = run("evaluate.py", folder, f"ckpt={trained}", f"name={name}", "speed.prompts=5", "logger=csv", *overrides)
+    assert done.returncode == 0, done.stderr
+    return only(folder, f"outputs/*/*-{name}")
+
+
+def test_an_evaluation_on_two_processes_is_that_on_one(trained, workplace):
+    """An odd number of prompts, each answered once; one folder, in the order of the benchmark, with equal counts."""
+    folder, _ = workplace
+    jobs = [evaluated(folder, trained, f"on_{n}", f"trainer.devices={n}") for n in (1, 2)]
+    alone, shared = (SpeedResult.load(job / "evaluation" / "final") for job in jobs)
+    assert shared.settings["processes"] == 2
+    keys = [prompt.speculative.key for prompt in alone.prompts]
+    assert [prompt.speculative.key for prompt in shared.prompts] == keys
+    assert len(set(keys)) == 5
+    for one, two in zip(alone.prompts, shared.prompts, strict=True):
+        assert one.speculative.tokens == two.speculative.tokens
+        assert one.autoregressive.tokens == two.autoregressive.tokens
+        assert [r.committed for r in one.speculative.rounds] == [r.committed for r in two.speculative.rounds]
+    figures = [result.figures()["all"] for result in (alone, shared)]
+    for name in ("samples", "tau", "exact", "ties", "unexplained", "rounds", "new_tokens", "reach_rate"):
+        assert figures[0][name] == figures[1][name], name
+    assert json.loads((jobs[1] / "outcome.json").read_text())["status"] == "completed"
+    assert (jobs[1] / "report.md").is_file()
+    assert not left_over(folder)
+
+
+def test_a_checkpoint_says_where_it_comes_from(trained):
+    """Away from its folder too, in plain types: commit, versions, command, settings, and what taught it."""
+    origin = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)["origin"]
+    assert origin == origin | json.loads((trained / "provenance.json").read_text())
+    assert {"commit", "dirty", "versions", "command", "started"} <= origin.keys()
+    assert (origin["config"]["name"], origin["config"]["trainer"]["max_epochs"]) == ("first", 2)
+    assert "${" not in json.dumps(origin["config"])
+    fingerprint = origin["fingerprints"]["train"]
+    assert fingerprint["weights"]
+    assert fingerprint["data"]
+    record = json.loads((trained / "drafter" / "config.json").read_text())
+    assert record["teaching"]["target_fingerprint"] == fingerprint["weights"]
+
+
+def test_a_search_for_a_rule_looks_at_two_metrics(trained, workplace):
+    """Three trials by Optuna over rho, K_min and K_max: none is refused, and both metrics are told."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'fovea[optuna]'")
+    folder, _ = workplace
+    done = run(
+        "evaluate.py",
+        folder,
+        "-m",
+        f"ckpt={trained}",
+        "search=retrieval",
+        "hydra.sweeper.n_trials=3",
+        "speed.prompts=1",
+        "logger=csv",
+        "hydra.sweep.dir=search",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(csv.DictReader((folder / "search" / "summary.csv").open()))
+    assert len(rows) == 3
+    for row in rows:
+        rho, k_min, k_max = (float(row[f"drafter.retrieval.{name}"]) for name in ("rho", "k_min", "k_max"))
+        assert 0.5 <= rho <= 0.99
+        assert 2 <= k_min <= min(64, k_max)
+        assert k_max <= 256
+        assert float(row["tau"]) >= 1
+    results = (folder / "search" / "optimization_results.yaml").read_text()
+    assert "values" in results
+    assert "drafter.retrieval.rho" in results
 
 
 #: Presets of a target of their own, whose numbers fit no other.

@@ -33,15 +33,18 @@ SPEC = TargetSpec(
 GRID = (2, 3)
 
 
-@pytest.fixture
-def head() -> TargetHead:
+def make_head() -> TargetHead:
     draw = torch.Generator().manual_seed(1)
     embedding, lm_head = torch.randn(2, SPEC.vocab_size, SPEC.hidden_size, generator=draw)
     return TargetHead(embedding, lm_head, 1 + 0.3 * torch.randn(SPEC.hidden_size, generator=draw))
 
 
 @pytest.fixture
-def make_drafter(head: TargetHead) -> Callable[..., FoveaDrafter]:
+def head() -> TargetHead:
+    return make_head()
+
+
+def drafter_maker(head: TargetHead) -> Callable[..., FoveaDrafter]:
     def make(seed: int = 0, **changes: Any) -> FoveaDrafter:
         torch.manual_seed(seed)
         rule = RetrievalConfig(rho=0.6, k_min=2, k_max=4)
@@ -52,7 +55,11 @@ def make_drafter(head: TargetHead) -> Callable[..., FoveaDrafter]:
 
 
 @pytest.fixture
-def make_sample(head: TargetHead) -> Callable[..., TeacherSample]:
+def make_drafter(head: TargetHead) -> Callable[..., FoveaDrafter]:
+    return drafter_maker(head)
+
+
+def sample_maker(head: TargetHead) -> Callable[..., TeacherSample]:
     """``make(seed, "tptaat")``: t a text token, a an answer token, p a picture of 2 x 3 visual tokens."""
 
     def make(seed: int, parts: str) -> TeacherSample:
@@ -89,6 +96,11 @@ def make_sample(head: TargetHead) -> Callable[..., TeacherSample]:
         )
 
     return make
+
+
+@pytest.fixture
+def make_sample(head: TargetHead) -> Callable[..., TeacherSample]:
+    return sample_maker(head)
 
 
 @pytest.fixture

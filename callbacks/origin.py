@@ -1,0 +1,38 @@
+"""Where a run comes from, for its checkpoints: they leave its folder, and must still say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import yaml
+
+#: Files of a run that say it.
+PROVENANCE, CONFIG = "provenance.json", "config.yaml"
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """Data that know what they depend on."""
+
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """For training and validation what their numbers depend on, in plain types."""
+        ...
+
+
+def origin(run: Path, trainer: L.Trainer) -> dict[str, Any]:
+    """Commit, versions and command line, the resolved configuration, and the fingerprints of the data; plain types.
+
+    What the folder ``run`` or the data do not say is missing.
+    """
+    record: dict[str, Any] = {}
+    if (run / PROVENANCE).is_file():
+        record |= json.loads((run / PROVENANCE).read_text(encoding="utf-8"))
+    if (run / CONFIG).is_file():
+        record["config"] = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(data, Fingerprinted):
+        record["fingerprints"] = data.fingerprints()
+    return record

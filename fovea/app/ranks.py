@@ -1,0 +1,44 @@
+"""Evaluations over several devices: each process answers its share of the prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import lightning as L
+import torch.distributed as dist
+from omegaconf import DictConfig
+
+from fovea.app.typed import SettingError
+
+if TYPE_CHECKING:
+    from fovea.app.assemble import Job
+
+
+def several_devices(cfg: DictConfig) -> bool:
+    """Whether the settings ask for more than one device."""
+    return cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes != 1
+
+
+def on_ranks(job: Job) -> Job:
+    """``job`` on the device of this process, which starts the other ones and joins them, if there are to be any.
+
+    They run the same command from its beginning; what is built once (the target) must be there before.
+
+    Raises:
+        SettingError: the job cannot be shared.
+    """
+    if not several_devices(job.cfg):
+        return job
+    if job.settings.budget is not None:
+        raise SettingError("visual budgets are measured on one device: add trainer.devices=1, or leave diagnostics out")
+    trainer = job.cfg.trainer
+    fabric = L.Fabric(accelerator=trainer.accelerator, devices=trainer.devices, num_nodes=trainer.num_nodes)
+    fabric.launch()
+    return replace(job, device=fabric.device)
+
+
+def wait_for_all() -> None:
+    """Returns when all processes of the job have come here."""
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
