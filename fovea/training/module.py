@@ -243,7 +243,8 @@ class DrafterModule(L.LightningModule):
 
     def _idle(self) -> Tensor | float:
         """Zero, behind calls that ranks with longer answers make and this one has not made."""
-        strategy = self.trainer.strategy
+        # A plan measures a step without a trainer, and so without other ranks.
+        strategy = self.trainer.strategy if self._trainer is not None else None
         return strategy.idle(self.steps) if isinstance(strategy, ShardedStrategy) else 0.0
 
     def _move_head(self) -> None:

@@ -29,7 +29,7 @@ SETTINGS = {
     "device": "cpu",
     "dtype": "float32",
     "max_new_tokens": 64,
-    "tree": {"width": 2, "depth": 4},
+    "tree": {"width": 2, "depth": 4, "nodes": 10},
     "retrieval": {"mode": "mass", "k_min": 4, "k_max": 32},
     "most_tokens_per_round": 6,
 }
