@@ -215,13 +215,13 @@ class Evaluation(Part):
 
     def kept(self, chain: Path, noted: list[Any]) -> bool:
         """Every answer that was once on disk is in the result with the seconds that it took then."""
-        result = SpeedResult.load(_runs(chain)[-1] / EVALUATIONS / FINAL)
+        result = SpeedResult.load(_measured(chain) / EVALUATIONS / FINAL)
         end = {p.speculative.key: json.loads(json.dumps(p.to_json())) for p in result.prompts}
         answers = [prompt for journal in noted for item in journal for prompt in item["prompts"]]
         return all(end[prompt["speculative"]["key"]] == prompt for prompt in answers)
 
     def result(self, chain: Path) -> Any:
-        run = _runs(chain)[-1]
+        run = _measured(chain)
         folder = run / EVALUATIONS / FINAL
         result = SpeedResult.load(folder)
         settings = {name: value for name, value in result.settings.items() if name != CONTINUED}
@@ -240,6 +240,13 @@ def _untimed(value: Any) -> Any:
 
 def _runs(chain: Path) -> list[Path]:
     return sorted(chain.glob("run-*"))
+
+
+def _measured(chain: Path) -> Path:
+    """The run with the result; one begun behind it may have been killed before its first answer, and not gone on."""
+    return max(chain.glob(f"run-*/{EVALUATIONS}/{FINAL}/traces.jsonl"), key=lambda path: path.stat().st_mtime).parents[
+        2
+    ]
 
 
 def _steps(run: Path) -> list[Any]:
