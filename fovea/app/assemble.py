@@ -196,7 +196,7 @@ def conclude(
             device=device,
             count=job.settings.speed.prompts,
             method=job.cfg.get("method"),
-            earlier=Path(job.cfg.resume).expanduser() / EVALUATIONS / FINAL if job.cfg.resume else None,
+            earlier=None if (run := runs.earlier(job.cfg)) is None else run / EVALUATIONS / FINAL,
             insist=job.cfg.resume is not None and job.cfg.task == "evaluate",
         )
     except LosslessnessError:

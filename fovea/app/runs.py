@@ -51,8 +51,11 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
         return cfg, None
     if cfg.resume == OWN_FOLDER:
         folder = Path(cfg.paths.output_dir)
+        if not (folder / LAST_CHECKPOINT).exists():
+            return cfg, None
+        require_checkpoint(folder / LAST_CHECKPOINT)
         set_aside_curves(folder)
-        return cfg, folder / LAST_CHECKPOINT if (folder / LAST_CHECKPOINT).exists() else None
+        return cfg, folder / LAST_CHECKPOINT
     if cfg.init_from is not None:
         raise SettingError("init_from starts a new training and resume continues one; give one of them")
     run = Path(cfg.resume).expanduser()
@@ -61,6 +64,11 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
         raise SettingError(f"{run} ended before its first checkpoint, {LAST_CHECKPOINT} is missing; start it anew")
     require_checkpoint(run / LAST_CHECKPOINT)
     return merged, run / LAST_CHECKPOINT
+
+
+def earlier(cfg: DictConfig) -> Path | None:
+    """Folder of the run that ``cfg.resume`` continues in a new one; None where there is none."""
+    return None if cfg.resume in (None, OWN_FOLDER) else Path(cfg.resume).expanduser()
 
 
 def initial_drafter(cfg: DictConfig) -> Path | None:

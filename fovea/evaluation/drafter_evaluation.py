@@ -21,7 +21,7 @@ from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.proposer import NeuralProposer
 from fovea.drafters.registry import build_drafter
 from fovea.drafters.training_free import TrainingFree
-from fovea.drafters.whole import whole_state
+from fovea.drafters.whole import whole_drafter
 from fovea.evaluation.budget_report import write_budget_report
 from fovea.evaluation.evidence import draw_evidence, evidence_steps, spread
 from fovea.evaluation.prompts import balanced, user_turns
@@ -108,6 +108,8 @@ class DrafterEvaluation:
             ValueError: not one prompt could be read, or budgets cannot be measured.
         """
         prompts = balanced(self.prompts, count)
+        if isinstance(drafter, Drafter):
+            drafter = whole_drafter(drafter)
         with self._target_on(device) as target:
             if self.budget is not None:
                 require_visual(target, prompts, self.config.max_new_tokens)
@@ -238,7 +240,7 @@ class DrafterEvaluation:
 def decoding_copy(drafter: Drafter, target: HFTarget) -> Drafter:
     """``drafter`` as it decodes: on the device of ``target``, in its number format, with its head, in eval mode."""
     copy = build_drafter(drafter.name, drafter.spec, drafter.config, target.head)
-    copy.load_state_dict(whole_state(drafter))
+    copy.load_state_dict(drafter.state_dict())
     return copy.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
 
 

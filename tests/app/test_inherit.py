@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from fovea.app.inherit import inherit, parse
+from fovea.app.resumable import _KEPT, require_checkpoint
 from fovea.app.runs import continued, initial_drafter, saved_config
 from fovea.app.typed import SettingError
 from fovea.drafters.checkpoint import CheckpointError
@@ -97,8 +99,24 @@ def test_a_run_goes_on_in_its_own_folder_once_it_has_a_checkpoint(tmp_path):
         for name in ("metrics/metrics.csv", "checkpoints/last.ckpt"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(f"{again}")
+        torch.save({name: {} for name in _KEPT}, tmp_path / "checkpoints" / "last.ckpt")
         assert continued(cfg, parse([], GROUPS)) == (cfg, tmp_path / "checkpoints" / "last.ckpt")
         assert (tmp_path / f"earlier_metrics_{again}" / "metrics.csv").read_text() == f"{again}"
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"cut")
+    with pytest.raises(SettingError, match=r"last\.ckpt is cut, damaged or no checkpoint"):
+        continued(cfg, parse([], GROUPS))
+
+
+def test_of_a_folder_of_deepspeed_the_files_are_looked_at(tmp_path):
+    states = tmp_path / "checkpoint" / "mp_rank_00_model_states.pt"
+    states.parent.mkdir()
+    with pytest.raises(SettingError, match="holds no model states"):
+        require_checkpoint(tmp_path)
+    torch.save({"module": torch.arange(9)}, states)
+    require_checkpoint(tmp_path)
+    states.write_bytes(states.read_bytes()[:-40])
+    with pytest.raises(SettingError, match=r"model_states\.pt is cut"):
+        require_checkpoint(tmp_path)
 
 
 class TestInitialDrafter:

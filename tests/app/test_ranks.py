@@ -1,4 +1,4 @@
-"""Sweeps whose jobs take two processes each, and runs that a cluster starts again."""
+"""Sweeps whose jobs take two processes each, sharded runs, and runs that a cluster starts again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fovea.evaluation.results import SpeedResult
-from tests.app.conftest import left_over, run
+from tests.app.conftest import left_over, only, run
 
 pytestmark = pytest.mark.whole
 
@@ -78,3 +79,26 @@ def test_a_command_that_is_started_again_goes_on(workplace):
         steps += [int(row["step"]) for row in rows if row["train/loss"]]
     assert steps == list(range(6))
     shutil.rmtree(folder / "again")
+
+
+def test_a_sharded_run_passes_gates_measures_and_exports_and_goes_on_alone(workplace):
+    """The whole job with FSDP2, and what it leaves is what any other run leaves."""
+    folder, overrides = workplace
+    settings = ["strategy=fsdp2", "trainer.devices=2", "trainer.max_epochs=1", "data.loader.batch_size=2", "logger=csv"]
+    done = run("train.py", folder, *overrides, *settings, "name=sharded")
+    assert done.returncode == 0, done.stderr
+    assert "Parity gate" in done.stderr
+    sharded = only(folder, "outputs/*/*-sharded")
+    for evaluation in ("epoch_01", "final"):
+        result = SpeedResult.load(sharded / "evaluation" / evaluation)
+        assert result.settings["processes"] == 2
+        assert result.figures()["all"]["exact_matches"] == 1.0
+    state = torch.load(sharded / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    weights = load_file(sharded / "drafter" / "model.safetensors")
+    assert state.keys() == {f"drafter.{name}" for name in weights}
+    assert all(torch.equal(state[f"drafter.{name}"], weight) for name, weight in weights.items())
+    alone = ["strategy=auto", "trainer.devices=1", "trainer.max_epochs=2", "speed_eval=off", "name=alone"]
+    done = run("train.py", folder, f"resume={sharded}", *alone)
+    assert done.returncode == 0, done.stderr
+    resumed = torch.load(only(folder, "outputs/*/*-alone") / "checkpoints" / "last.ckpt", weights_only=True)
+    assert (resumed["epoch"], resumed["global_step"]) == (1, 3 + 6)
