@@ -74,7 +74,8 @@ def fit(folder: Path, drafter, samples, *, batch_size: int = 4, optimizer=SGD, r
     module = DrafterModule(drafter, ObjectiveConfig(), optimizer, falling)
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=epochs,
-        num_sanity_val_steps=0, use_distributed_sampler=False, plugins=[CheckpointFiles()], callbacks=[losses, DrafterCheckpoint(folder)],
+        num_sanity_val_steps=0, use_distributed_sampler=False, plugins=[CheckpointFiles()],
+        callbacks=[losses, DrafterCheckpoint(folder)],
         **{"devices": 1, "gradient_clip_val": 0.5, **settings},
     )  # fmt: skip
     trainer.fit(module, Data(samples, batch_size), ckpt_path=resume, weights_only=True)
