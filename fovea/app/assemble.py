@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from callbacks.checkpoint_files import CheckpointFiles
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision
-from fovea.app.ranks import wait_for_all
+from fovea.app.ranks import require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
 from fovea.artifacts.fingerprint import processor_settings
@@ -66,6 +66,8 @@ def start(cfg: DictConfig) -> Job:
             f"{cfg.drafter.name} has no weights and sees no picture, so it has no visual budget; leave diagnostics "
             "out, or measure a trained drafter: ckpt=outputs/<date>/<time>-fovea"
         )
+    if cfg.task == "train":
+        require_strategy(cfg)
     targets.require_target(cfg.model)
     targets.require_eyes(cfg.model, settings)
     sources.require_sources(cfg, settings)

@@ -9,7 +9,9 @@ import lightning as L
 import torch.distributed as dist
 from omegaconf import DictConfig
 
+from fovea.app.devices import device_of
 from fovea.app.typed import SettingError
+from fovea.training.zero import require_deepspeed
 
 if TYPE_CHECKING:
     from fovea.app.assemble import Job
@@ -18,6 +20,20 @@ if TYPE_CHECKING:
 def several_devices(cfg: DictConfig) -> bool:
     """Whether the settings ask for more than one device."""
     return cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes != 1
+
+
+def require_strategy(cfg: DictConfig) -> None:
+    """Refuses a strategy whose package or whose devices are not here, before anything expensive.
+
+    Raises:
+        MissingExtraError: the package.
+        SettingError: the devices.
+    """
+    if not str(cfg.strategy.get("_target_")).endswith("ZeroStrategy"):
+        return
+    require_deepspeed()
+    if device_of(cfg.trainer.accelerator).type != "cuda":
+        raise SettingError("strategy=deepspeed_zero2 trains on GPUs, and there is none: choose strategy=ddp or fsdp2")
 
 
 def on_ranks(job: Job) -> Job:

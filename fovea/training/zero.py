@@ -23,6 +23,19 @@ class MissingExtraError(ValueError):
     """An optional package that a setting needs is not installed."""
 
 
+def require_deepspeed() -> None:
+    """Refuses where DeepSpeed is not installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if not _DEEPSPEED_AVAILABLE:
+        raise MissingExtraError(
+            "strategy=deepspeed_zero2 needs DeepSpeed, which is not installed: pip install 'fovea[deepspeed]', "
+            "or choose strategy=ddp"
+        )
+
+
 class _OwnInputs(DeepSpeedPrecision):
     """Leaves batches alone: the training module converts them, and Lightning's way takes no frozen dataclass."""
 
@@ -48,11 +61,7 @@ class ZeroStrategy(DeepSpeedStrategy):
     """
 
     def __init__(self, config: DictConfig | dict[str, Any], **settings: Any) -> None:
-        if not _DEEPSPEED_AVAILABLE:
-            raise MissingExtraError(
-                "strategy=deepspeed_zero2 needs DeepSpeed, which is not installed: pip install 'fovea[deepspeed]', "
-                "or choose strategy=ddp"
-            )
+        require_deepspeed()
         super().__init__(config=_plain(config), **settings)
 
     def setup(self, trainer: L.Trainer) -> None:

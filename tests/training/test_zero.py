@@ -17,6 +17,8 @@ from lightning.pytorch.plugins.precision.deepspeed import DeepSpeedPrecision
 from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.launch import CONFIG_DIR
+from fovea.app.ranks import require_strategy
+from fovea.app.typed import SettingError
 from fovea.training import zero
 from fovea.training.zero import MissingExtraError, ZeroStrategy
 from tests.training.conftest import drafter_maker, make_head, sample_maker
@@ -87,6 +89,18 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setattr(zero, "_DEEPSPEED_AVAILABLE", False)
     with pytest.raises(MissingExtraError, match=r"pip install 'fovea\[deepspeed\]', or choose strategy=ddp"):
         ZeroStrategy({"train_micro_batch_size_per_gpu": 1})
+    with pytest.raises(MissingExtraError):
+        require_strategy(composed("qwen25vl"))
+
+
+def test_without_a_gpu_another_strategy_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(zero, "_DEEPSPEED_AVAILABLE", True)
+    cfg = composed("qwen25vl")
+    cfg.trainer.accelerator = "cpu"
+    with pytest.raises(SettingError, match="choose strategy=ddp or fsdp2"):
+        require_strategy(cfg)
+    cfg.trainer.accelerator = "gpu"
+    require_strategy(cfg)
 
 
 class OnCpu(ZeroStrategy):
