@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -54,7 +54,10 @@ def run_apart(cfg: DictConfig) -> dict[str, float]:
     (folder / FILE).unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_PLACES)}
     with _endings_reach_us():
-        process = subprocess.Popen(list(command(cfg)), env=environment, cwd=HydraConfig.get().runtime.cwd)
+        # A group of its own, which can be ended as a whole.
+        process = subprocess.Popen(
+            list(command(cfg)), env=environment, cwd=HydraConfig.get().runtime.cwd, start_new_session=True
+        )
         try:
             code = process.wait()
         finally:
@@ -97,11 +100,10 @@ def _endings_reach_us() -> Iterator[None]:
 
 def _end(process: subprocess.Popen) -> None:
     """Ends a job that still runs, and with it the processes that it has started."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+    with suppress(ProcessLookupError):  # mostly nobody is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
