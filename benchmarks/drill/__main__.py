@@ -47,7 +47,7 @@ def main() -> None:
     try:
         for part, kills in _parts(options.part or PARTS, options.kills, folder):
             rows.append(drill(part, kills, folder / part.name.replace(", ", "-"), random.Random(options.seed)))
-    except (DrillError, RuntimeError, AssertionError) as error:
+    except (DrillError, RuntimeError, AssertionError, OSError, ValueError) as error:
         sys.exit(f"the drill failed: {error}; everything is in {folder}")
     shutil.rmtree(folder)
     killed = sum(sum(phases.values()) for _, phases, _ in rows)
@@ -118,6 +118,8 @@ def _chain(part: Part, chain: Path, kills: int, pace: Pace, draw: random.Random,
         noted.append(part.noted(job))
         if problems := unsound(job.watched):
             raise DrillError(f"{part.name}: a killed job left what is not whole: {'; '.join(problems)}")
+        if done := part.over(job):
+            break
     if not done:
         run_whole(part.next_job(chain, draw), log)
     if not part.kept(chain, noted):

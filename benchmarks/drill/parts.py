@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.drill.children import Job
+from fovea.app.outcome import FILE as OUTCOME
+from fovea.app.outcome import Outcome
 from fovea.app.runs import LAST_CHECKPOINT
 from fovea.artifacts.manifest import MANIFEST
 from fovea.artifacts.reading import open_artifacts
@@ -43,6 +45,10 @@ class Part(ABC):
     @abstractmethod
     def result(self, chain: Path) -> Any:
         """What the finished chain came to; equal to that of a job that nobody disturbed."""
+
+    def over(self, job: Job) -> bool:
+        """Whether the killed ``job`` had recorded that it was completed, so that there is nothing to go on with."""
+        return False
 
     def noted(self, job: Job) -> Any:
         """What the end must still hold of what the killed ``job`` had done."""
@@ -183,8 +189,8 @@ class Evaluation(Part):
         words += [word for word in _SETTINGS if "watch" not in word]
         words += [f"model.path={self.target}", f"data.path={self.conversations}"]
         words += [f"data.heldout_path={self.conversations}", f"paths.cache={self.conversations.parent / 'cache'}"]
-        words += ["speed.prompts=6", "speed.warmup_prompts=1", "speed.transformers_prompts=1", "speed.resamples=20"]
-        words += ["speed.trajectories=1", "decode.max_new_tokens=8"]
+        words += ["speed.prompts=12", "speed.warmup_prompts=1", "speed.transformers_prompts=1", "speed.resamples=20"]
+        words += ["speed.trajectories=1", "decode.max_new_tokens=24"]
         begun = [run for run in runs if any((run / EVALUATIONS / FINAL).glob(".answers-*"))]
         if begun and draw.random() < 0.5:
             run = begun[-1]  # the same command in the same folder
@@ -196,6 +202,8 @@ class Evaluation(Part):
     def phase(self, job: Job) -> str:
         folder = job.watched / EVALUATIONS / FINAL
         names = {path.name for path in folder.glob("*")} if folder.is_dir() else set()
+        if _completed(job.watched):
+            return "completed, its process not yet gone"
         if (job.watched / "report.md").is_file():
             return "report written"
         if "traces.jsonl" in names:
@@ -207,6 +215,9 @@ class Evaluation(Part):
             return "before the first answer"
         count = journal.read_bytes().count(b"\n") - 1
         return "some answers, no results" if count else "before the first answer"
+
+    def over(self, job: Job) -> bool:
+        return _completed(job.watched)
 
     def noted(self, job: Job) -> Any:
         journal = job.watched / EVALUATIONS / FINAL / ".answers-00-of-01.jsonl"
@@ -243,10 +254,13 @@ def _runs(chain: Path) -> list[Path]:
 
 
 def _measured(chain: Path) -> Path:
-    """The run with the result; one begun behind it may have been killed before its first answer, and not gone on."""
-    return max(chain.glob(f"run-*/{EVALUATIONS}/{FINAL}/traces.jsonl"), key=lambda path: path.stat().st_mtime).parents[
-        2
-    ]
+    """The run that was completed; one begun behind it may have been killed before its first answer, and not gone on."""
+    (run,) = [run for run in _runs(chain) if _completed(run)]
+    return run
+
+
+def _completed(run: Path) -> bool:
+    return (run / OUTCOME).is_file() and Outcome.read(run).status == "completed"
 
 
 def _steps(run: Path) -> list[Any]:
