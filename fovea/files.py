@@ -41,8 +41,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Puts ``text`` into ``path`` as UTF-8, in one piece."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Puts ``content`` into ``path``, in one piece."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from fovea.evaluation.trajectory import Trajectory, TrajectoryRound
-from fovea.files import write_text
+from fovea.files import write_bytes, write_text
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import open_image
@@ -48,7 +48,7 @@ def save_trajectories(
         for place, source in enumerate(prompt.images):
             content, suffix = _small_file(open_image(source))
             pictures.append(f"{PICTURES}/{number}-{place}.{suffix}")
-            (folder / pictures[-1]).write_bytes(content)
+            write_bytes(folder / pictures[-1], content)
         views = [{"image": v.image, "box": list(v.box), "line_ends": v.line_ends} for v in encoded.views]
         records.append(
             {
