@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py                      # on the embedded default; make evidence
     python benchmarks/evidence.py --list               # the stages, and about how long each takes
+    python benchmarks/evidence.py --train              # the drafters alone, which take the longest
     python benchmarks/evidence.py --only interfaces controls --prompts 24
 
 A stage is a folder in --out, and every measurement in it an ordinary run of evaluate.py, whose command is printed and
@@ -44,6 +45,7 @@ def main() -> int:
     names = [stage.name for stage in evidence()]
     add("--list", action="store_true", help="say what there is, and end")
     add("--only", nargs="+", choices=names, default=names, metavar="STAGE", help=f"of {', '.join(names)}")
+    add("--train", action="store_true", help="train the drafters that are missing, and measure nothing")
     add("--out", type=path, default=path("outputs/evidence"), help="folder of measurements and page")
     add("--checkpoints", type=path, help="folder of trained drafters (default: drafters in the cache)")
     add("--prompts", type=int, help="most prompts of a measurement (default: all, 48 in the stage of trees)")
@@ -63,10 +65,12 @@ def main() -> int:
     (args.out / "commands.sh").write_text(commands(campaign, page), encoding="utf-8")
     print(f"drafters in {checkpoints}, measurements in {args.out}, every command in {args.out / 'commands.sh'}")
     try:
-        campaign.run()
+        campaign.run(measure=not args.train)
     except KeyboardInterrupt:
         print("\nStopped; the same command goes on behind what is finished.")
         return 130
+    if args.train:
+        return 1 if campaign.report.failed else 0
     if code := subprocess.run(
         [sys.executable, "-m", "fovea.evaluation.report", *page], cwd=ROOT, check=False
     ).returncode:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 from fovea.app.outcome import FILE, Outcome
+from fovea.app.runs import LAST_CHECKPOINT, OWN_FOLDER
 from fovea.campaign.keys import ROOT
+from fovea.files import write_text
 
-#: In the folder of a job: its record, and what it said.
-RECORD, CONSOLE = "job.json", "console.log"
+#: In the folder of a job: its record, what it said, and what it was begun with.
+RECORD, CONSOLE, BEGUN = "job.json", "console.log", ".begun.json"
 
 State = Literal["missing", "other settings", "other code", "finished"]
 
@@ -48,8 +50,9 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """What is typed behind ``python``."""
-        return [self.script, *self.overrides, f"hydra.run.dir={self.folder}"]
+        """What is typed behind ``python``; a training that was cut short goes on from its last checkpoint."""
+        resumed = [f"resume={OWN_FOLDER}"] if self.script == "train.py" else []
+        return [self.script, *self.overrides, *resumed, f"hydra.run.dir={self.folder}"]
 
     @property
     def command(self) -> str:
@@ -66,7 +69,10 @@ class Job:
         return "finished" if record.code == self.code else "other code"
 
     def run(self, *, shown: bool) -> Record:
-        """Runs it from nothing, and keeps its record.
+        """Runs it, and keeps its record.
+
+        What an earlier call has left of the same job, by the same code, is gone on with: a training from its last
+        checkpoint, an evaluation behind its last answer. Anything else in the folder is removed.
 
         Args:
             shown: its words go to the console; otherwise to :data:`CONSOLE` in its folder.
@@ -75,9 +81,10 @@ class Job:
             JobError: it did not end well.
         """
         with _alone(self.folder) as lock:
+            before = self._begin()
             start = time.perf_counter()
             code = self._call(shown, lock)
-            seconds = time.perf_counter() - start
+            seconds = before + time.perf_counter() - start
         outcome = Outcome.read(self.folder) if (self.folder / FILE).is_file() else None
         if code or outcome is None or outcome.status != "completed":
             why = outcome.error if outcome is not None else f"{self.script} ended with {code}"
@@ -86,14 +93,30 @@ class Job:
         record.write(self.folder)
         return record
 
+    def _begin(self) -> float:
+        """Empties the folder unless the same job was cut short in it; seconds that went into what is kept of it."""
+        own, seconds = {"settings": self.settings, "code": self.code}, 0.0
+        try:
+            begun = json.loads((self.folder / BEGUN).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            begun = {}
+        if read_record(self.folder) is None and {name: begun.get(name) for name in own} == own:
+            seconds = float(begun["seconds"])
+            if (checkpoint := self.folder / LAST_CHECKPOINT).is_file():
+                seconds += max(0.0, checkpoint.stat().st_mtime - float(begun["at"]))
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+        (self.folder / FILE).unlink(missing_ok=True)
+        write_text(self.folder / BEGUN, json.dumps({**own, "seconds": seconds, "at": time.time()}))
+        return seconds
+
     def _call(self, shown: bool, lock: int) -> int:
         """The exit code; the child holds the ``lock`` too, should we be killed before it ends."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
         command = [sys.executable, str(ROOT / self.script), *self.arguments[1:]]
         if shown:
             return subprocess.run(command, check=False, pass_fds=[lock]).returncode
-        with (self.folder / CONSOLE).open("wb") as stream:
+        with (self.folder / CONSOLE).open("ab") as stream:
             return subprocess.run(
                 command, check=False, stdout=stream, stderr=subprocess.STDOUT, pass_fds=[lock]
             ).returncode

@@ -75,16 +75,25 @@ class Campaign:
         self._trained: dict[Training, Path | None] = {}
         self._pace = Pace()
 
-    def run(self) -> Report:
-        """Does what is not done yet; a job that fails does not keep the others from running."""
-        for training in trainings_of(self.stages):
+    def run(self, *, measure: bool = True) -> Report:
+        """Does what is not done yet; a job that fails does not keep the others from running.
+
+        Args:
+            measure: make the measurements too; otherwise drafters are trained, but for runs that measure themselves.
+        """
+        trainings = [one for one in trainings_of(self.stages) if measure or not one.measured]
+        for training in trainings:
             jobs = self.jobs_of(training)
             self._pace.add("train", [training.seconds / len(jobs) for job in jobs if self._is_due(job)])
-        for stage in self.stages:
+        for stage in self.stages if measure else ():
             for measurement in stage.measurements:
                 if self._is_due(self.job_of(stage, measurement)):
                     self._pace.add("measure", [self._seconds(stage, measurement)])
         print(f"{self._pace.left} runs to do, {minutes(self._pace.remaining())}", flush=True)
+        if not measure:
+            for training in trainings:
+                self.drafter(training)
+            return self.report
         for stage in self.stages:
             print(f"\n{stage.name}: {stage.about}", flush=True)
             for training in stage.runs:

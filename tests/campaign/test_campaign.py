@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from fovea.app.launch import CONFIG_DIR
+from fovea.app.runs import LAST_CHECKPOINT
 from fovea.campaign import jobs, keys, runner
 from fovea.campaign.command import default_checkpoints
-from fovea.campaign.jobs import RECORD, Job, JobError, read_record
+from fovea.campaign.jobs import BEGUN, RECORD, Job, JobError, read_record
 from fovea.campaign.pace import Pace
 from fovea.campaign.plan import Measurement, Stage, Training, trainings_of
 from fovea.campaign.runner import Campaign, Options
@@ -107,15 +109,50 @@ def test_drafters_are_trained_once_and_nothing_is_done_twice(root, tmp_path, cap
     assert (len(again.kept), again.trained, again.measured, again.older) == (7, [], [], [])
 
 
-def test_a_killed_job_has_no_record_and_is_done_again(root, tmp_path):
+def test_drafters_can_be_trained_alone_and_measured_later(root, tmp_path, capsys):
+    own = Stage("third", "measures itself", runs=(Training("three", ("specvlm",), measured=True),))
+    one = Campaign([*STAGES, own], Options(tmp_path / "out", tmp_path / "drafters"))
+    report = one.run(measure=False)
+    assert [run[0] for run in called(root)] == ["train.py"] * 3
+    assert (len(report.trained), report.measured) == (3, [])
+    assert "3 runs to do" in capsys.readouterr().out
+    assert len(Campaign([*STAGES, own], one.options).run().measured) == 4
+    assert [run[0] for run in called(root)] == [*["evaluate.py"] * 4, "train.py"]
+
+
+@pytest.mark.parametrize("changed", ["nothing", "code", "note"])
+def test_a_killed_job_goes_on_with_what_it_has_left_of_itself(root, tmp_path, monkeypatch, changed):
     report = campaign(tmp_path).run()
     called(root)
-    (report.measured[1] / RECORD).unlink()  # the last that a job writes
-    (report.measured[1] / "half").write_text("")
+    folder = report.measured[1]
+    (folder / RECORD).unlink()  # the last that a job writes
+    (folder / "half").write_text("")
+    if changed == "code":
+        monkeypatch.setattr(runner, "code_digest", lambda folders: "other")
+    if changed == "note":
+        (folder / BEGUN).write_text("{")
     again = campaign(tmp_path).run()
-    assert again.measured == [report.measured[1]]
-    assert len(called(root)) == 1
-    assert not (report.measured[1] / "half").exists()
+    assert folder in again.measured
+    assert json.loads((folder / "outcome.json").read_text())["status"] == "completed"
+    assert (folder / "half").exists() == (changed == "nothing"), "begun by other code, or nobody knows by which"
+
+
+def test_a_killed_training_resumes_and_counts_the_time_of_what_it_keeps(root, tmp_path):
+    first = campaign(tmp_path).run()
+    folder = first.trained[0]
+    assert all("resume=own" in run for run in called(root) if run[0] == "train.py")
+    (folder / RECORD).unlink()
+    begun = json.loads((folder / BEGUN).read_text())
+    (folder / LAST_CHECKPOINT).parent.mkdir()
+    (folder / LAST_CHECKPOINT).touch()
+    os.utime(folder / LAST_CHECKPOINT, (begun["at"] + 500.0,) * 2)
+    again = campaign(tmp_path).run()
+    assert again.trained == [folder]
+    assert 500.0 < read_record(folder).seconds < 560.0
+    (folder / RECORD).unlink()
+    os.utime(folder / LAST_CHECKPOINT, (begun["at"],) * 2)  # killed once more, before it had a later checkpoint
+    campaign(tmp_path).run()
+    assert 500.0 < read_record(folder).seconds < 560.0
 
 
 def test_other_settings_are_other_drafters_and_new_measurements(root, tmp_path):
