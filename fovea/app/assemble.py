@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from callbacks.checkpoint_files import CheckpointFiles
 from fovea.app import runs, sources, targets, tracking
-from fovea.app.devices import decoding_dtype, device_of, training_precision
+from fovea.app.devices import decoding_dtype, device_of, training_precision, warn_of_emulation
 from fovea.app.ranks import require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
@@ -74,7 +74,9 @@ def start(cfg: DictConfig) -> Job:
     runs.initial_drafter(cfg)
     folder = Path(cfg.paths.output_dir)
     runs.record_settings(folder, cfg)
-    return Job(cfg, settings, device_of(cfg.trainer.accelerator), folder)
+    device = device_of(cfg.trainer.accelerator)
+    warn_of_emulation(cfg.model.dtype, cfg.trainer.precision if cfg.task == "train" else "", device)
+    return Job(cfg, settings, device, folder)
 
 
 def find_target(job: Job) -> Path:

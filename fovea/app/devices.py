@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
+
+from fovea.hardware import multiplies_bfloat16
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -17,7 +23,7 @@ def device_of(accelerator: str) -> torch.device:
 def decoding_dtype(name: str, device: torch.device) -> torch.dtype:
     """The number format that ``model.dtype`` stands for on ``device``."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if device.type == "cuda" and multiplies_bfloat16(device) else torch.float32
     return DTYPES[name]
 
 
@@ -27,5 +33,18 @@ def training_precision(name: str, device: torch.device) -> str:
     A CPU trains in float32: where it has no unit for bfloat16, that is slower by far.
     """
     if name == "auto":
-        return "bf16-mixed" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+        return "bf16-mixed" if device.type == "cuda" and multiplies_bfloat16(device) else "32-true"
     return name
+
+
+def warn_of_emulation(dtype: str, precision: str, device: torch.device) -> None:
+    """Says that ``model.dtype`` or ``trainer.precision`` asks for what ``device`` only emulates."""
+    asked = [f"model.dtype={dtype}"] if dtype == "bfloat16" else []
+    asked += [f"trainer.precision={precision}"] if str(precision).startswith("bf16") else []
+    if asked and not multiplies_bfloat16(device):
+        log.warning(
+            "%s: this %s has no unit for bfloat16 and takes far longer over products in it than in float32; "
+            "model.dtype=float32 trainer.precision=32-true is the faster choice",
+            " ".join(asked),
+            device.type.upper(),
+        )

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fovea.hardware import multiplies_bfloat16
 from fovea.targets.tiny.architecture import Architecture
 from fovea.targets.tiny.banners import Banner
 from fovea.targets.tiny.batches import IGNORED, Batch, Encoder
@@ -121,8 +122,8 @@ class Optimizers:
 
 
 def half_precision(device: torch.device) -> AbstractContextManager:
-    """bfloat16 for matrix products; weights and norms stay in float32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    """bfloat16 for matrix products, where the device has a unit for them; weights and norms stay in float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=multiplies_bfloat16(device))
 
 
 def answer_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
