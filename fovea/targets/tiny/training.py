@@ -19,6 +19,7 @@ from fovea.targets.tiny.architecture import Architecture
 from fovea.targets.tiny.banners import Banner
 from fovea.targets.tiny.batches import IGNORED, Batch, Encoder
 from fovea.targets.tiny.families import Pictures, sample_scene, shuffled_turns
+from fovea.targets.tiny.muon import muon
 from fovea.targets.tiny.scenes import Board, Chart, Pair, Scene, Strings, Table, Text, Turn
 
 #: Called after every optimizer step with the loss.
@@ -105,7 +106,7 @@ class Optimizers:
             is_matrix = parameter.ndim == 2 and not any(table in name for table in _TABLES)
             (matrices if is_matrix else others).append(parameter)
         self._optimizers = (
-            torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0),
+            muon(matrices, lr=matrix_lr, momentum=0.95, device=matrices[0].device),
             torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0),
         )
         self._peaks = (matrix_lr, other_lr)
