@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from fovea.targets.tiny.llava import Llava15, LlavaNext
 from fovea.targets.tiny.qwen25vl import Qwen25VL
 from fovea.targets.tiny.tokenizer import END_OF_TEXT, IM_END, train_tokenizer
 
+log = logging.getLogger(__name__)
+
 ARCHITECTURES: dict[str, Architecture] = {"qwen25vl": Qwen25VL(), "llava_next": LlavaNext(), "llava15": Llava15()}
 
 #: Raised whenever the pictures, the questions or the training change, so that caches are not mistaken for them.
@@ -48,7 +51,7 @@ def build(config: TinyConfig, cache: Path, *, device: torch.device | str | None 
         config: of the target; with library versions and kind of device it makes the folder's name.
         cache: folder of caches.
         device: where to train; None takes a GPU if there is one.
-        show: progress bars.
+        show: progress, in bars on a terminal and in lines elsewhere.
 
     Raises:
         UnreadablePicturesError: if the target did not learn to read its pictures; nothing is kept.
@@ -137,11 +140,16 @@ def _moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 
 @contextmanager
 def _progress(show: bool) -> Iterator:
-    """Gives a function that opens a bar for a stage and returns what the stage reports its losses to."""
+    """Gives a function that opens a bar for a stage and returns what the stage reports its losses to.
+
+    Where nobody sees bars, as in a log file, each stage is a line when it begins.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("loss {task.fields[loss]:.2f}"), disable=not show) as bars:
 
         def stage(description: str, steps: int) -> training.Report:
+            if show and not bars.console.is_terminal:
+                log.info("%s, %d steps", description, steps)
             task = bars.add_task(description, total=steps, loss=float("nan"))
             return lambda loss: bars.update(task, advance=1, loss=loss)
 

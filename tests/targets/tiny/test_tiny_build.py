@@ -1,6 +1,7 @@
 """The build: published whole or not at all, once, and only if it reads its pictures."""
 
 import json
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -127,12 +128,16 @@ def test_tiles_are_cut_put_together_and_trimmed(cache):
     assert (tiles[1, 6], tiles[6, 3], tiles[3, 9]) == (2, 2, 3)
 
 
-def test_build_leaves_the_callers_random_numbers_alone(tmp_path):
+def test_build_leaves_the_callers_random_numbers_alone_and_tells_a_log_file_its_stages(tmp_path, caplog):
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    build(MICRO, tmp_path, device="cpu", show=False)
+    with caplog.at_level(logging.INFO):
+        build(MICRO, tmp_path, device="cpu")
     assert torch.equal(torch.rand(1), expected)
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("target: ")]
+    assert told[0] == f"target: learning the alphabet, {MICRO.alphabet_steps} steps"
+    assert len(told) == 5
 
 
 def test_target_that_reads_nothing_is_refused(tmp_path):
