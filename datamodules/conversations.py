@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import is_address
+from fovea.text_files import json_lines, read_json
 
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 _IMAGE = "<image>"
@@ -224,19 +224,12 @@ def _unseen(conversation: Conversation) -> Conversation:
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line (or position in the array) and object of each record."""
     if path.suffix == ".json":
-        try:
-            records = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise SourceError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+        records = read_json(path, SourceError)
+        if not isinstance(records, list):
+            raise SourceError(f"{path} must hold an array of conversations, and holds {type(records).__name__}")
         yield from enumerate(records, 1)
-        return
-    with path.open(encoding="utf-8") as file:
-        for line, text in enumerate(file, 1):
-            if text.strip():
-                try:
-                    yield line, json.loads(text)
-                except json.JSONDecodeError as error:
-                    raise SourceError(f"{path}, line {line}: not JSON ({error.msg})") from error
+    else:
+        yield from json_lines(path, SourceError)
 
 
 def _from_llava(record: Mapping[str, Any], line: int, image_root: Path) -> Conversation:

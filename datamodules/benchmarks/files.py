@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from datamodules.conversations import SourceError
+from fovea import text_files
 
 
 def json_list(
@@ -19,7 +19,7 @@ def json_list(
     """
 
     def read(path: Path) -> Iterator[dict[str, Any]]:
-        items = load_json(path)
+        items = text_files.read_json(path, SourceError)
         common = constants | {name: items[name] for name in carried if name in items}
         for key in keys:
             if not isinstance(items, dict) or key not in items:
@@ -37,7 +37,7 @@ def json_list(
 
 def json_table(path: Path) -> Iterator[dict[str, Any]]:
     """Records of a JSON object from identifier to record; the identifier becomes the field ``id``."""
-    items = load_json(path)
+    items = text_files.read_json(path, SourceError)
     if not isinstance(items, dict):
         raise SourceError(f"{path} must hold an object of records; it is the file of something else")
     for name, item in items.items():
@@ -48,13 +48,8 @@ def json_table(path: Path) -> Iterator[dict[str, Any]]:
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Records of a file with a JSON object a line."""
-    with path.open(encoding="utf-8") as file:
-        for line, text in enumerate(file, 1):
-            if text.strip():
-                try:
-                    yield json.loads(text)
-                except json.JSONDecodeError as error:
-                    raise SourceError(f"{path}, line {line}: not JSON ({error.msg})") from error
+    for _, record in text_files.json_lines(path, SourceError):
+        yield record
 
 
 def science_qa(path: Path) -> Iterator[dict[str, Any]]:
@@ -73,7 +68,7 @@ def mme(path: Path) -> Iterator[dict[str, Any]]:
     category, folder = (path.parents[1].name, path.parents[1] / "images") if apart else (path.parent.name, path.parent)
     pictures = [folder / f"{path.stem}{suffix}" for suffix in (".jpg", ".png", ".jpeg")]
     picture = next((name for name in pictures if name.is_file()), pictures[0])
-    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for line, text in text_files.text_lines(path, SourceError):
         if text.strip():
             question, tab, answer = text.partition("\t")
             if not tab:
@@ -85,15 +80,3 @@ def mme(path: Path) -> Iterator[dict[str, Any]]:
                 "category": category,
                 "image": str(picture.absolute()),
             }
-
-
-def load_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        SourceError: it is not JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise SourceError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+
+from fovea.text_files import json_lines
 
 T = TypeVar("T")
 
@@ -21,22 +22,15 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        RecordError: a line is not a JSON object.
+        RecordError: a line is not UTF-8 or not a JSON object.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; give one with a JSON object per line")
-    with path.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RecordError(f"{where}: not JSON, {error}") from None
-            if not isinstance(record, dict):
-                raise RecordError(f"{where}: must be a JSON object, got {type(record).__name__}")
-            yield where, record
+    for number, record in json_lines(path, RecordError):
+        where = f"{path}, line {number}"
+        if not isinstance(record, dict):
+            raise RecordError(f"{where}: must be a JSON object, got {type(record).__name__}")
+        yield where, record
 
 
 def required(record: dict[str, Any], name: str, kind: type[T], where: str) -> T:

@@ -20,6 +20,7 @@ from fovea.evaluation.json_lines import RecordError
 from fovea.evaluation.metrics import SpeedMetrics
 from fovea.evaluation.recorded import BASELINE, RECORDED_MEAN, RULES, RecordedMethod, RecordedTurn, read_methods
 from fovea.evaluation.results import ALL
+from fovea.text_files import text_lines
 
 SUMMARY = "summary.csv"
 #: Figures of the metrics that need nothing beyond what the layout records: no prefill, sizes of trees or memory.
@@ -247,13 +248,15 @@ def _read_summary(path: Path) -> list[dict[str, str]]:
     """Rows of a summary; empty if there is none.
 
     Raises:
-        RecordError: it lacks the columns that name a row, or a value is no number.
+        RecordError: it is not UTF-8, lacks the columns that name a row, or a value is no number.
     """
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    for number, row in enumerate(rows, start=2):
+    rows = []
+    reader = csv.DictReader(text for _, text in text_lines(path, RecordError))
+    for row in reader:
+        rows.append(row)
+        number = reader.line_num
         for column in ("method", "group"):
             if not row.get(column):
                 raise RecordError(
