@@ -1,10 +1,11 @@
 """How much of its pictures a drafter needs: every iteration drafted under several visual budgets (FOVEA, Appendix A).
 
-The target answers as always, with a drafter that sees everything. At every iteration the same drafter also drafts from
-the same committed text under each smaller budget: of the picture it then has the k(r) visual tokens alone that the
-target's last layer attends to most, in its context and in what it retrieves from. What the target would accept of those
-trees is known as soon as the answer is, because greedy verification follows the answer: so a budget costs its drafting
-and no pass of the target.
+The target answers as always, with a drafter that sees everything. Then the same drafter drafts again from the prefix of
+every iteration under each smaller budget: of the pictures it has the k(r) visual tokens alone that the target's last
+layer attends to most, averaged over heads and over the queries of that prefix, in its context and in what it retrieves
+from. One pass of the target over prompt and answer tells its attention at all prefixes, since later tokens change
+nothing at earlier ones. What it would accept of those trees is known from the answer, because greedy verification
+follows it: so a budget costs its drafting and no pass of the target.
 
 Legend: ``I`` iterations, ``R`` budgets, ``T`` steps of the answer, ``N`` visual tokens.
 """
@@ -28,9 +29,12 @@ from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.proposer import NeuralProposer
 from fovea.evaluation.budget_results import BudgetResult, BudgetSample
 from fovea.evaluation.prompts import UnreadablePrompt, encode_prompt, user_turns
-from fovea.targets.base import Encoded, Prefill, Target
+from fovea.targets.base import Prefill, Target
 from fovea.targets.conversation import Conversation
 from fovea.visual.budget import restricted, within_budget
+
+#: Queries whose attention is held at a time.
+_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -62,47 +66,97 @@ class BudgetConfig:
             raise ValueError(f"focus_tokens is {self.focus_tokens}; a focus has at least 1 visual token")
 
 
-class BudgetedProposer:
-    """Decodes with full access and drafts under every other budget beside it.
+class Recorder:
+    """Decodes with full access, and notes all that drafting from the same prefixes again needs.
 
     Args:
-        proposers: one for each of ``ratios``, all with the same drafter and tree.
-        ratios: the budgets; the last one is 1.
+        full: drafts with full access.
     """
 
-    def __init__(self, proposers: Sequence[NeuralProposer], ratios: Sequence[float]) -> None:
-        self.proposers = list(proposers)
-        self.ratios = list(ratios)
-        self.full = self.proposers[-1]
-        self.max_drafts = self.full.max_drafts
-        self.feature_layers = self.full.feature_layers
+    def __init__(self, full: NeuralProposer) -> None:
+        self.full = full
+        self.max_drafts = full.max_drafts
+        self.feature_layers = full.feature_layers
 
     def start(self, prefill: Prefill) -> None:
-        #: Per iteration, the place in the answer of the first token drafted, and the trees of all budgets.
-        self.iterations: list[tuple[int, list[DraftTree]]] = []
-        #: Per iteration, what the root retrieved with full access; nothing where the drafter retrieves nothing.
+        self.prefill = prefill
+        #: Tokens and states of every commit; iteration i has the first i + 1 of them.
+        self.commits: list[tuple[Tensor, Tensor]] = []
+        #: Per iteration, the place in the answer of the first token drafted, and the tree.
+        self.iterations: list[tuple[int, DraftTree]] = []
+        #: Per iteration, what the root retrieved; nothing where the drafter retrieves nothing.
         self.retrieved: list[list[int]] = []
         self._committed = 0
-        importance = importance_of(prefill)
-        for ratio, proposer in zip(self.ratios, self.proposers, strict=True):
-            kept = within_budget(importance, prefill.is_visual, ratio)
-            proposer.start(restricted(prefill, kept, states_leave=proposer.drafter.states_leave))
+        self.full.start(prefill)
 
     def commit(self, tokens: Tensor, states: Tensor) -> None:
         self._committed += len(tokens)
-        for proposer in self.proposers:
-            proposer.commit(tokens, states)
+        self.commits.append((tokens, states))
+        self.full.commit(tokens, states)
 
     def propose(self) -> DraftTree:
-        trees = [proposer.propose() for proposer in self.proposers]
-        self.iterations.append((self._committed, trees))
+        tree = self.full.propose()
+        self.iterations.append((self._committed, tree))
         if self.full.evidence:
             self.retrieved.append(self.full.evidence[0].selected[0].nonzero()[:, 0].tolist())
-        return trees[-1]
+        return tree
 
-    def accepted(self, answer: Sequence[int]) -> list[list[int]]:
-        """[I][R] draft tokens that the target accepted, or would have, on its way to ``answer``; no bonus."""
-        return [[accepted_drafts(tree, answer[place:]) for tree in trees] for place, trees in self.iterations]
+
+def accepted_under_budgets(
+    recorded: Recorder, proposer: NeuralProposer, whole: Prefill, answer: Sequence[int], ratios: Sequence[float]
+) -> list[list[int]]:
+    """[I][R] draft tokens that the target accepted with full access, and would have under each smaller budget.
+
+    Args:
+        recorded: the iterations; full access is the last of ``ratios``.
+        proposer: drafts anew, with the same drafter and tree.
+        whole: of prompt and ``answer``, without its last token.
+        answer: [T] tokens.
+        ratios: ascending budgets.
+    """
+    prompt = len(recorded.prefill.ids)
+    importances = importance_along(whole, [prompt + place for place, _ in recorded.iterations])
+    columns = [_accepted_at(ratio, recorded, proposer, importances, answer) for ratio in ratios[:-1]]
+    columns.append([accepted_drafts(tree, answer[place:]) for place, tree in recorded.iterations])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _accepted_at(
+    ratio: float, recorded: Recorder, proposer: NeuralProposer, importances: Sequence[Tensor], answer: Sequence[int]
+) -> list[int]:
+    """[I] draft tokens that would have been accepted at the budget ``ratio``."""
+    out: list[int] = []
+    seen: Tensor | None = None
+    read = 0
+    for number, ((place, _), importance) in enumerate(zip(recorded.iterations, importances, strict=True)):
+        kept = within_budget(importance, recorded.prefill.is_visual, ratio)
+        if seen is None or not torch.equal(kept, seen):
+            leave = proposer.drafter.states_leave
+            proposer.start(restricted(recorded.prefill, kept, states_leave=leave))
+            seen, read = kept, 0
+        for tokens, states in recorded.commits[read : number + 1]:
+            proposer.commit(tokens, states)
+        read = number + 1
+        out.append(accepted_drafts(proposer.propose(), answer[place:]))
+    return out
+
+
+def importance_along(whole: Prefill, lengths: Sequence[int]) -> list[Tensor]:
+    """[N] float32 importance of the visual tokens at each prefix of so many tokens, ``lengths`` ascending.
+
+    It is the last layer's attention to them, averaged over heads and over the prefix's queries from the first visual
+    token on; those before see none of them.
+    """
+    assert whole.visual_attention is not None
+    row = first = int(whole.is_visual.nonzero()[0, 0])
+    total = torch.zeros(int(whole.is_visual.sum()), device=whole.ids.device)
+    out: list[Tensor] = []
+    for length in lengths:
+        for rows in torch.arange(row, length, device=total.device).split(_ROWS):
+            total = total + whole.visual_attention(rows).sum(0)
+        row = length
+        out.append(total / (length - first))
+    return out
 
 
 def accepted_drafts(tree: DraftTree, continuation: Sequence[int]) -> int:
@@ -116,18 +170,17 @@ def accepted_drafts(tree: DraftTree, continuation: Sequence[int]) -> int:
     return verify(drafts, choose, (), remaining=len(continuation)).accepted
 
 
-def importance_of(prefill: Prefill) -> Tensor:
-    """[N] float32 importance of the visual tokens.
+def require_attention(prefill: Prefill) -> None:
+    """Refuses a target that does not say what it attends to.
 
     Raises:
-        ValueError: the target does not give it.
+        ValueError: it does not.
     """
-    if prefill.importance is None:
+    if prefill.visual_attention is None:
         raise ValueError(
             "diagnostics=budget ranks visual tokens by how much the target attends to them, and this target does not "
-            "say; let its prefill give importance (see fovea/targets/importance.py), or leave diagnostics out"
+            "say; let its prefill give visual_attention (see fovea/targets/importance.py), or leave diagnostics out"
         )
-    return prefill.importance()
 
 
 def require_visual(target: Target, prompts: Sequence[Conversation], max_new_tokens: int) -> None:
@@ -146,7 +199,7 @@ def require_visual(target: Target, prompts: Sequence[Conversation], max_new_toke
             encoded = encode_prompt(target, first, [], max_new_tokens)
         except UnreadablePrompt:
             continue
-        importance_of(target.prefill(encoded, 1)[1])
+        require_attention(target.prefill(encoded, 1)[1])
         return
     raise ValueError(
         f"diagnostics=budget needs questions about pictures, and none of the {len(prompts)} prompts is one; choose "
@@ -175,7 +228,7 @@ def measure_budgets(
     Raises:
         ValueError: the target does not say what it attends to.
     """
-    seat = BudgetedProposer([proposer_for(drafter, tree) for _ in config.ratios], config.ratios)
+    seat, again = Recorder(proposer_for(drafter, tree)), proposer_for(drafter, tree)
     result = BudgetResult([], [], {}, asdict(config) | dict(settings or {}))
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "selection": selection}
     for number, conversation in enumerate(prompts):
@@ -186,13 +239,15 @@ def measure_budgets(
                 encoded = encode_prompt(target, turn, answers, max_new_tokens)
                 if encoded.is_visual.any():
                     answer = generate(target, seat, encoded, **limits).tokens
+                    _, whole = target.prefill(encoded.followed_by(answer[:-1]), 1)
+                    require_attention(whole)
                     sample = BudgetSample(
                         key=turn.key,
                         source=conversation.source,
                         visual_tokens=int(encoded.is_visual.sum()),
                         answer_tokens=len(answer),
-                        accepted=seat.accepted(answer),
-                        attended=attended(target, encoded, answer, config.focus_tokens),
+                        accepted=accepted_under_budgets(seat, again, whole, answer, config.ratios),
+                        attended=attended(whole, len(answer), config.focus_tokens),
                         retrieved=seat.retrieved,
                     )
                     result.samples.append(sample)
@@ -207,15 +262,17 @@ def measure_budgets(
     return result
 
 
-def attended(target: Target, encoded: Encoded, answer: Sequence[int], count: int) -> list[list[int]]:
+def attended(whole: Prefill, answered: int, count: int) -> list[list[int]]:
     """[T] sets of at most ``count`` visual tokens that the target's last layer attends to most (F_t of Eq. 29).
 
-    Step t is the one that chooses token t of ``answer``; equal attention goes to the lower index. One pass over prompt
-    and answer gives all steps. Empty for a target that does not say what it attends to token by token.
+    Step t is the one that chooses token t of the answer; equal attention goes to the lower index.
+
+    Args:
+        whole: of prompt and answer, without its last token.
+        answered: tokens T of the answer.
+        count: of a set.
     """
-    _, prefill = target.prefill(encoded.followed_by(answer[:-1]), 1)
-    if prefill.visual_attention is None:
-        return []
-    steps = torch.arange(len(answer), device=target.device) + (len(encoded.ids) - 1)
-    order = prefill.visual_attention(steps).sort(dim=-1, descending=True, stable=True).indices
+    assert whole.visual_attention is not None
+    steps = torch.arange(-answered, 0, device=whole.ids.device) + len(whole.ids)
+    order = whole.visual_attention(steps).sort(dim=-1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=-1).values.tolist()

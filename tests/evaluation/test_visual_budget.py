@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fovea.decoding.growth import TreeConfig
-from fovea.decoding.speculative import generate
+from fovea.decoding.speculative import extend_tree, generate
 from fovea.decoding.tree import DraftTree
+from fovea.decoding.verify import verify
 from fovea.drafters.interfaces import proposer_for
 from fovea.drafters.registry import build_drafter, drafter_type
 from fovea.evaluation.budget_results import BudgetResult
@@ -20,7 +21,7 @@ from fovea.evaluation.visual_budget import (
     BudgetConfig,
     accepted_drafts,
     attended,
-    importance_of,
+    importance_along,
     measure_budgets,
     require_visual,
 )
@@ -181,40 +182,58 @@ def test_accepted_drafts_are_the_walk_along_the_answer():
     assert {answer: accepted_drafts(tree, answer) for answer in answers} == answers
 
 
+def prefix_importance(target, encoded, committed):
+    """Of a pass over this prefix alone."""
+    prefill = target.prefill(encoded.followed_by(committed), 1)[1]
+    first = int(prefill.is_visual.nonzero()[0, 0])
+    return prefill.visual_attention(torch.arange(first, len(prefill.ids))).mean(0)
+
+
 def test_the_target_would_have_accepted_so_many(small_target, small_conversations, make_drafter):
-    """Against real passes of the target over the trees of a small budget."""
-
-    class Starved:
-        """A proposer that sees a quarter."""
-
-        def __init__(self, inner):
-            self.inner, self.max_drafts, self.feature_layers = inner, inner.max_drafts, ()
-
-        def start(self, prefill):
-            kept = within_budget(importance_of(prefill), prefill.is_visual, 0.25)
-            self.inner.start(restricted(prefill, kept, states_leave=False))
-
-        def commit(self, tokens, states):
-            self.inner.commit(tokens, states)
-
-        def propose(self):
-            return self.inner.propose()
-
-    drafter = make_drafter("fovea")
+    """Against real passes of the target over trees that are drafted from each prefix with a quarter of its tokens."""
+    drafter, moved, differ = make_drafter("fovea"), 0, 0
     for conversation in small_conversations[:3]:
         encoded = small_target.encode(user_turns(conversation)[0], [])
-        trace = generate(small_target, Starved(proposer_for(drafter, TREE)), encoded, max_new_tokens=CAP)
-        # As long as no round accepts anything at either budget, both stand at the same prefix.
         (sample,) = measured(small_target, drafter, [conversation]).samples
-        full, starved = [a[-1] for a in sample.accepted], [a[1] for a in sample.accepted]
-        same = next((i for i, (f, s) in enumerate(zip(full, starved, strict=True)) if f != s), len(full))
-        assert [r.accepted for r in trace.rounds][: same + 1] == starved[: same + 1]
+        answer = generate(small_target, proposer_for(drafter, TREE), encoded, max_new_tokens=CAP).tokens
+        place, kept_before = 1, None
+        for full, quarter in ((row[-1], row[1]) for row in sample.accepted):
+            _, prefill = small_target.prefill(encoded, CAP, TREE.max_drafts)
+            whole = small_target.prefill(encoded.followed_by(answer[: place - 1]), CAP, TREE.max_drafts)
+            states = whole[1].hidden[len(encoded.ids) - 1 :]
+            kept = within_budget(
+                prefix_importance(small_target, encoded, answer[:place]), prefill.is_visual, CONFIG.ratios[1]
+            )
+            moved += kept_before is not None and not torch.equal(kept, kept_before)
+            proposer = proposer_for(drafter, TREE)
+            proposer.start(restricted(prefill, kept, states_leave=False))
+            proposer.commit(torch.tensor(answer[:place]), states)
+            tree = proposer.propose()
+            logits = small_target.lm_head(extend_tree(small_target, whole[0], tree))
+            chosen = logits.argmax(-1).tolist()
+            verdict = verify(tree.drafts, chosen.__getitem__, (), remaining=len(answer) - place)
+            assert verdict.accepted == quarter
+            differ += full != quarter
+            place, kept_before = place + full + 1, kept
+    assert moved > 0, "the ranking changes along the answer"
+    assert differ > 3
+
+
+def test_importance_is_that_of_a_pass_over_the_prefix_alone(small_target, shown):
+    for encoded in shown:
+        answer = [5, 9, 7, 11, 4]
+        whole = small_target.prefill(encoded.followed_by(answer), 1)[1]
+        ends = [0, 1, 4, 5]
+        found = importance_along(whole, [len(encoded.ids) + end for end in ends])
+        for importance, end in zip(found, ends, strict=True):
+            torch.testing.assert_close(importance, prefix_importance(small_target, encoded, answer[:end]))
+        assert not torch.allclose(found[0], found[-1], rtol=1e-3)
 
 
 def test_the_focus_is_what_each_step_attends_to(small_target, shown):
     encoded = shown[1]
     answer = [5, 9, 7, 11]
-    sets = attended(small_target, encoded, answer, 3)
+    sets = attended(small_target.prefill(encoded.followed_by(answer[:-1]), 1)[1], len(answer), 3)
     assert len(sets) == len(answer)
     for step in range(len(answer)):
         _, prefill = small_target.prefill(encoded.followed_by(answer[:step]), 1)
@@ -268,7 +287,7 @@ class TestRefused:
             require_visual(small_target, [small_conversations[5]], CAP)
         require_visual(small_target, small_conversations[5:], CAP)
 
-    def test_a_target_that_does_not_say_what_it_attends_to(self, small_target, small_conversations, make_drafter):
+    def test_a_target_that_does_not_say_what_it_attends_to(self, small_target, small_conversations):
         class Silent:
             spec, device, encode = small_target.spec, small_target.device, small_target.encode
 
@@ -276,10 +295,8 @@ class TestRefused:
                 state, prefill = small_target.prefill(*args, **kwargs)
                 return state, replace(prefill, importance=None, visual_attention=None)
 
-        with pytest.raises(ValueError, match="let its prefill give importance"):
+        with pytest.raises(ValueError, match="let its prefill give visual_attention"):
             require_visual(Silent(), small_conversations, CAP)
-        encoded = small_target.encode(user_turns(small_conversations[0])[0], [])
-        assert attended(Silent(), encoded, [5, 6], 3) == []
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
