@@ -224,6 +224,9 @@ def test_two_calls_do_not_write_into_one_folder(root, tmp_path, capfd):
     assert time.perf_counter() - start > 1
     assert "is being written by another call; waiting" in capfd.readouterr().out
     holder.wait()
+    assert len(called(root)) == 1
+    assert job.run(shown=False) == read_record(folder), "what the other call has finished is not done again"
+    assert called(root) == []
     with (folder.parent / ".a.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
 
