@@ -244,7 +244,8 @@ def _from_llava(record: Mapping[str, Any], line: int, image_root: Path) -> Conve
     images = _located(names, image_root)
     _match_images(messages, images)
     source = Path(urlsplit(names[0]).netloc or names[0]).parts[0] if names else "text"
-    return Conversation(key=f"{record['id']}#{line}", messages=messages, images=images, source=source)
+    meta = {"id": str(record["id"]), "images": list(names)}
+    return Conversation(key=f"{record['id']}#{line}", messages=messages, images=images, source=source, meta=meta)
 
 
 def _located(names: Sequence[str], root: Path) -> tuple[Path | str, ...]:

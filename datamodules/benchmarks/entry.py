@@ -107,6 +107,18 @@ class Benchmark:
         names = get(record, self.pictures) or ()
         return tuple(self._located(name, folder) for name in ([names] if isinstance(names, str) else names))
 
+    def names(self, record: Record, images: Sequence[StoredImage | Path]) -> list[str | None]:
+        """What the authors call each of ``images``; None where neither the record nor its table tells."""
+        try:
+            named = get(record, self.pictures) if self.pictures is not None else ()
+        except (KeyError, TypeError, ValueError):  # a table may lack what the authors' files have
+            named = ()
+        listed = [named] if isinstance(named, str) else named or ()
+        texts = [name for name in listed if isinstance(name, str)]
+        if len(texts) == len(images):
+            return [*texts]
+        return [image.origin if isinstance(image, StoredImage) else str(image) for image in images]
+
     def _located(self, name: str, folder: Path) -> Path:
         places = [folder / root / name for root in self.roots]
         return next((place for place in places if place.is_file()), places[0])

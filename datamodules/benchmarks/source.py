@@ -116,6 +116,7 @@ class BenchmarkConversations(ConversationSource):
     def _conversation(self, record: Record, folder: Path, number: int, seen: dict[str, int]) -> Conversation:
         entry = self.benchmark
         images = entry.images(record, self.image_root or folder)
+        names = entry.names(record, images)
         parts, order = entry.content(entry.text(record, self.instruction, self.options), len(images))
         subset = f"{record[_SUBSET]}/" if _SUBSET in record else ""
         given = get(record, entry.key) if entry.key is not None else None
@@ -130,7 +131,8 @@ class BenchmarkConversations(ConversationSource):
             images=tuple(images[place] for place in order),
             source=f"{self.name}/{category}" if self.categories and category else self.name,
             answer=None if answer is None else str(answer),
-            meta={"id": name} | ({"category": str(category)} if category else {}),
+            meta={"id": name, "images": [names[place] for place in order]}
+            | ({"category": str(category)} if category else {}),
         )
 
     def digest(self) -> str:

@@ -139,10 +139,17 @@ def _in_column(column: Any, row: int, name: str) -> list[StoredImage]:
         return []
     if isinstance(cell, pa.ListScalar | pa.LargeListScalar):
         return [
-            StoredImage(f"{name}, picture {place + 1}", partial(_encoded, column, row, place))
+            StoredImage(f"{name}, picture {place + 1}", partial(_encoded, column, row, place), _origin(cell[place]))
             for place in range(len(cell))
         ]
-    return [StoredImage(name, partial(_encoded, column, row, None))]
+    return [StoredImage(name, partial(_encoded, column, row, None), _origin(cell))]
+
+
+def _origin(cell: Any) -> str | None:
+    """The file that a picture of a table was made of, if the table tells."""
+    import pyarrow as pa
+
+    return cell["path"].as_py() if isinstance(cell, pa.StructScalar) else None
 
 
 def _encoded(column: Any, row: int, place: int | None) -> bytes:

@@ -18,10 +18,12 @@ class StoredImage:
     Attributes:
         name: what messages call it; unique in its data set.
         read: gives its encoded bytes.
+        origin: name of the file it was made of, if the larger file tells.
     """
 
     name: str
     read: Callable[[], bytes] = field(repr=False, compare=False)
+    origin: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return self.name
@@ -43,6 +45,7 @@ class Conversation:
         key: stable and unique in its data set; any characters.
         source: the family or benchmark it belongs to; results are reported per source.
         answer: what a right answer holds, for accuracy reports; not used by any method.
+        meta: what its file tells besides: ``id`` of the sample, and ``images``, a name or None per picture.
     """
 
     key: str
