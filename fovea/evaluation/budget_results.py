@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.evaluation.diagnostics import DEFINITIONS, budget_figures, focus_figures, movements_of, states_of
+from fovea.evaluation.json_lines import made, read_lines, read_object, required
 from fovea.evaluation.results import ALL
 from fovea.files import write_text
 
@@ -105,10 +106,12 @@ class BudgetResult:
 
         Raises:
             FileNotFoundError: the folder holds none.
+            RecordError: a file of it is damaged.
         """
         if not (folder / BUDGET).is_file():
             raise FileNotFoundError(f"{folder} holds no {BUDGET}; measure it with evaluate.py diagnostics=budget")
-        record = json.loads((folder / BUDGET).read_text(encoding="utf-8"))
-        with (folder / BUDGET_SAMPLES).open(encoding="utf-8") as stream:
-            samples = [BudgetSample(**json.loads(line)) for line in stream]
-        return cls(samples, record["text_only"], record["failed"], record["settings"])
+        record, where = read_object(folder / BUDGET), str(folder / BUDGET)
+        lines = read_lines(folder / BUDGET_SAMPLES)
+        samples = [made(lambda fields: BudgetSample(**fields), sample, place) for place, sample in lines]
+        text_only, failed = required(record, "text_only", list, where), required(record, "failed", dict, where)
+        return cls(samples, text_only, failed, required(record, "settings", dict, where))

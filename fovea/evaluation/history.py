@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fovea.evaluation.json_lines import RecordError, made, read_object
 from fovea.evaluation.results import ALL, EVALUATION, TRACES
 
 #: Folders of a run: all evaluations, one per epoch, and the one of the finished drafter.
@@ -28,8 +28,8 @@ def reported_evaluation(run: Path) -> Path:
     Raises:
         FileNotFoundError: there is neither.
     """
-    epochs = sorted((run / EVALUATIONS).glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
-    found = [folder for folder in (*epochs, run / EVALUATIONS / FINAL) if (folder / TRACES).is_file()]
+    folders = [*(folder for _, folder in _epochs(run)), run / EVALUATIONS / FINAL]
+    found = [folder for folder in folders if (folder / TRACES).is_file()]
     if not found:
         raise FileNotFoundError(f"{run} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it")
     return found[-1]
@@ -53,18 +53,30 @@ class TrainingHistory:
 
     @classmethod
     def read(cls, run: Path) -> TrainingHistory:
-        """The history of the run in the folder ``run``; empty where nothing was logged."""
+        """The history of the run in the folder ``run``; empty where nothing was logged.
+
+        Raises:
+            RecordError: a log, or the figures of an epoch, are damaged.
+        """
         history = cls()
         for path in sorted(run.rglob("metrics.csv")):
-            with path.open(newline="", encoding="utf-8") as stream:
-                for row in csv.DictReader(stream):
-                    history._add(row)
-        for folder in sorted((run / EVALUATIONS).glob("epoch_*")):
-            if (found := _EPOCH.fullmatch(folder.name)) and (folder / EVALUATION).is_file():
-                record = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-                history.evaluations.append((int(found[1]), record["figures"][ALL]))
-        history.evaluations.sort(key=lambda item: item[0])
+            history._read_log(path)
+        for epoch, folder in _epochs(run):
+            if (path := folder / EVALUATION).is_file():
+                figures = made(lambda record: dict(record["figures"][ALL]), read_object(path), str(path))
+                history.evaluations.append((epoch, figures))
         return history
+
+    def _read_log(self, path: Path) -> None:
+        """Takes the curves out of the log of one logger."""
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = csv.DictReader(stream)
+            try:
+                for row in rows:
+                    self._add(row)
+            except (csv.Error, KeyError, ValueError) as error:
+                where = f"{path}, line {rows.line_num}"
+                raise RecordError(f"{where}: no row of a log, {type(error).__name__}: {error}") from None
 
     def _add(self, row: dict[str, str]) -> None:
         """Takes the curves out of a row of the log, which has a step and some of the columns."""
@@ -78,3 +90,9 @@ class TrainingHistory:
                     steps, values = self.agreement.setdefault(found["agreement"], ([], []))
                 steps.append(int(row["step"]))
                 values.append(float(value))
+
+
+def _epochs(run: Path) -> list[tuple[int, Path]]:
+    """The evaluations after epochs of training, in their order, by number."""
+    found = [(_EPOCH.fullmatch(path.name), path) for path in (run / EVALUATIONS).glob("epoch_*")]
+    return sorted((int(match[1]), path) for match, path in found if match)

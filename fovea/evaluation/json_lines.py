@@ -1,12 +1,12 @@
-"""JSON Lines written by others: records with their line, and errors that name file, line and field."""
+"""JSON and JSON Lines from files that may be damaged: errors name file, line and field."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fovea.text_files import json_lines
+from fovea.text_files import json_lines, read_json
 
 T = TypeVar("T")
 
@@ -33,7 +33,36 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, record
 
 
-def required(record: dict[str, Any], name: str, kind: type[T], where: str) -> T:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RecordError: it holds something else.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; give one with a JSON object")
+    record = read_json(path, RecordError)
+    if not isinstance(record, dict):
+        raise RecordError(f"{path}: must be a JSON object, got {type(record).__name__}")
+    return record
+
+
+def made(make: Callable[[dict[str, Any]], T], record: dict[str, Any], where: str) -> T:
+    """What ``make`` makes of a ``record`` that this program wrote, and that may be damaged since.
+
+    Raises:
+        RecordError: something is missing in it, or has another type.
+    """
+    try:
+        return make(record)
+    except KeyError as error:
+        raise RecordError(f"{where}: {error} is missing") from None
+    except (TypeError, AttributeError, ValueError) as error:
+        raise RecordError(f"{where}: not as it was written, {error}") from None
+
+
+def required(record: Mapping[str, Any], name: str, kind: type[T], where: str) -> T:
     """The field ``name`` of ``record``, which must be of ``kind``; a whole number is a number, too.
 
     Raises:

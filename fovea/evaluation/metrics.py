@@ -173,7 +173,7 @@ class SpeedMetrics(Metric):
         s = dict(zip(_SECONDS, self.seconds[rows].sum(0).tolist(), strict=True))
         reached, tried, possible = (x[rows].sum(0).tolist() for x in (self.reached, self.tried, self.possible))
         depths = range(sum(rounds > 0 for rounds in possible))
-        spec_peak, ar_peak = self.peak_bytes[rows].amax(0).tolist()
+        spec_peak, ar_peak = self.peak_bytes[rows].amax(0).tolist() if rows.any() else (0, 0)
         rest = s["round"] - s["draft"] - s["verify"]
         # What happens between the prefill and the rounds, and behind them, is bookkeeping too.
         unrounded = s["spec"] - s["spec_prefill"] - s["round"]

@@ -21,6 +21,7 @@ from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.budget_results import BUDGET
 from fovea.evaluation.compression import compression_figures, usage_table
 from fovea.evaluation.history import TrainingHistory, reported_evaluation
+from fovea.evaluation.json_lines import RecordError, read_object
 from fovea.evaluation.results import ALL, DEFINITIONS, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
 from fovea.evaluation.table import COLUMNS, console_table, interval_rows, markdown_table, rows
@@ -40,11 +41,12 @@ def write_report(run: Path) -> SpeedResult:
 
     Raises:
         FileNotFoundError: the run holds no evaluation.
+        RecordError: a file of it is damaged.
     """
     folder = reported_evaluation(run)
     result, history = SpeedResult.load(folder), TrainingHistory.read(run)
     provenance_file = run / "provenance.json"
-    provenance = json.loads(provenance_file.read_text(encoding="utf-8")) if provenance_file.is_file() else {}
+    provenance = read_object(provenance_file) if provenance_file.is_file() else {}
     pictures = {name: save(figure, run / PLOTS / f"{name}.png") for name, figure in _figures(result, history)}
     if (folder / EVIDENCE).is_file():
         pictures["evidence"] = folder / EVIDENCE
@@ -244,6 +246,10 @@ def main() -> None:
         "--out", type=Path, help=f"the page (default: {PAGE} in the folder, or here if there are several)"
     )
     args = parser.parse_args()
+    if args.out is not None and args.out.suffix != ".html":
+        parser.error(
+            f"--out {args.out} is not the name of a page; give one that ends in .html, its tables lie beside it"
+        )
     try:
         entries, without = find_entries(args.folders)
         if len(args.folders) == 1 and entries[0].job == args.folders[0]:
@@ -252,7 +258,7 @@ def main() -> None:
         out = args.out or (args.folders[0] if len(args.folders) == 1 else Path()) / PAGE
         for path in write_page(entries, out, without):
             print(path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, RecordError) as error:
         raise SystemExit(str(error)) from None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation.bootstrap import RESAMPLES, speed_intervals
+from fovea.evaluation.json_lines import RecordError, made, read_lines, read_object, required
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.metrics import DEFINITIONS as METRICS
 from fovea.evaluation.metrics import SpeedMetrics
@@ -171,13 +172,23 @@ class SpeedResult:
 
         Raises:
             FileNotFoundError: the folder holds none.
+            RecordError: a file of it is damaged, or lacks answers.
         """
         if not (folder / TRACES).is_file():
             raise FileNotFoundError(f"{folder} holds no {TRACES}; give the folder of a finished evaluation")
-        with (folder / TRACES).open(encoding="utf-8") as stream:
-            prompts = [PromptResult.from_json(json.loads(line)) for line in stream]
-        record = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-        return cls(prompts, record["failed"], record["settings"])
+        path = folder / EVALUATION
+        prompts = [made(PromptResult.from_json, record, where) for where, record in read_lines(folder / TRACES)]
+        record = read_object(path)
+        failed, settings, figures = (
+            required(record, name, dict, str(path)) for name in ("failed", "settings", "figures")
+        )
+        counted = required(required(figures, ALL, dict, f"{path}: 'figures'"), "samples", int, f"{path}: '{ALL}'")
+        if len(prompts) != counted:
+            raise RecordError(
+                f"{folder / TRACES} holds {len(prompts)} answers and {EVALUATION} counts {counted}: a file was cut or "
+                "replaced; measure again"
+            )
+        return cls(prompts, failed, settings)
 
 
 def _comparisons(prompts: Sequence[PromptResult]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from fovea.evaluation.json_lines import RecordError, read_lines, required
 from fovea.evaluation.trajectory import Trajectory, TrajectoryRound
 from fovea.files import write_bytes, write_text
 from fovea.targets.base import Encoded
@@ -25,6 +26,12 @@ TRAJECTORIES, PICTURES = "trajectories.jsonl", "trajectories"
 
 #: Most pixels of a kept picture's longer side.
 _LONGEST = 512
+
+#: What a record and each of its rounds must have to be shown.
+_FIELDS: dict[str, type] = {"key": str, "question": str, "finish": str} | dict.fromkeys(
+    ("pictures", "grids", "views", "texts", "rounds"), list
+)
+_ROUND = ("position", "committed", "accepted", "parents", "texts", "log_probs", "choice_texts", "evidence")
 
 #: Text of token ids.
 Decode = Callable[[Sequence[int]], str]
@@ -76,11 +83,32 @@ def has_trajectories(folder: Path) -> bool:
 
 
 def load_trajectories(folder: Path) -> list[dict[str, Any]]:
-    """The records that :func:`save_trajectories` wrote into ``folder``; none where there is no such file."""
+    """The records that :func:`save_trajectories` wrote into ``folder``; none where there is no such file.
+
+    Raises:
+        RecordError: a record, or a picture that it names, is damaged or missing.
+    """
     if not has_trajectories(folder):
         return []
-    with (folder / TRAJECTORIES).open(encoding="utf-8") as stream:
-        return [json.loads(line) for line in stream]
+    records = []
+    for where, record in read_lines(folder / TRAJECTORIES):
+        for name, kind in _FIELDS.items():
+            required(record, name, kind, where)
+        for place, one in enumerate(record["rounds"]):
+            for name in _ROUND:
+                required(one, name, object, f"{where}, rounds[{place}]")
+        for name in record["pictures"]:
+            _require_picture(folder / str(name), where)
+        records.append(record)
+    return records
+
+
+def _require_picture(path: Path, where: str) -> None:
+    try:
+        with Image.open(path) as image:
+            image.verify()
+    except (OSError, SyntaxError, UnidentifiedImageError) as error:
+        raise RecordError(f"{where}: the picture {path} cannot be read, {error}") from None
 
 
 def question_of(prompt: Conversation) -> str:

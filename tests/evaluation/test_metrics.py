@@ -119,6 +119,8 @@ def test_no_sample_at_all():
     assert result["macro"] == {"speedup": None, "tau": None}
     assert result["all"]["samples"] == 0
     assert result["all"]["speedup"] is None
+    nothing = SpeedMetrics([], max_depth=3).compute()
+    assert (nothing["all"]["samples"], nothing["all"]["peak_memory_ratio"]) == (0, None)
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -12,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fovea.evaluation.budget_results import BUDGET, BudgetResult
 from fovea.evaluation.history import EVALUATIONS, TrainingHistory, reported_evaluation
+from fovea.evaluation.json_lines import RecordError, read_object
 from fovea.evaluation.results import ALL, EVALUATION, TRACES, SpeedResult
+from fovea.evaluation.trajectory_files import load_trajectories
 
 #: What an entry point leaves in the folder of a job: what was typed, and how it ended.
 _OUTCOME = "outcome.json"
@@ -78,12 +81,19 @@ class Entry:
         """Its visual budgets, if they were measured."""
         return BudgetResult.load(self.folder) if (self.folder / BUDGET).is_file() else None
 
+    @cached_property
+    def trajectories(self) -> list[dict[str, Any]]:
+        """Its answers that were kept round by round, as :mod:`fovea.evaluation.trajectory_files` describes them."""
+        return load_trajectories(self.folder)
+
 
 def find_entries(folders: Sequence[Path]) -> tuple[list[Entry], dict[str, str]]:
-    """The evaluations in ``folders`` at any depth, labelled; and jobs without one -> how they ended.
+    """The evaluations in ``folders`` at any depth, labelled; and jobs without one that is whole -> why.
+
+    A job with a damaged file has none: what its other files say may belong to another measurement.
 
     Raises:
-        FileNotFoundError: a folder is not there, or holds none.
+        FileNotFoundError: a folder is not there or holds no job, or no job has an evaluation that is whole.
     """
     entries: dict[Path, Entry] = {}
     without: dict[str, str] = {}
@@ -95,14 +105,22 @@ def find_entries(folders: Sequence[Path]) -> tuple[list[Entry], dict[str, str]]:
         found = 0
         for job, evaluation in _evaluations(folder):
             found += 1
-            if evaluation is not None:
-                entries.setdefault(evaluation.resolve(), _read(job, evaluation, folder))
-            elif (ended := _failure(job)) is not None:
-                without[str(job.relative_to(folder)) if job != folder else job.name] = ended
-        if not found or not entries:
+            name = str(job.relative_to(folder)) if folder in job.parents else job.name
+            try:
+                if evaluation is not None:
+                    entries.setdefault(evaluation.resolve(), _read(job, evaluation, folder))
+                elif (ended := _failure(job)) is not None:
+                    without[name] = ended
+            except RecordError as error:
+                without[name] = str(error).replace(str(folder), folder.resolve().name)
+        if not found:
             raise FileNotFoundError(
                 f"{folder} holds no speed evaluation; give the folder of a run with {EVALUATIONS}/ in it, or of a sweep"
             )
+    if not entries:
+        places = ", ".join(map(str, folders))
+        why = "; ".join(f"{name}: {ended}" for name, ended in without.items()) or "its jobs were not to measure"
+        raise FileNotFoundError(f"{places} holds no speed evaluation that can be shown ({why}); measure again")
     return labelled(list(entries.values())), without
 
 
@@ -133,6 +151,11 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _read(job: Path, evaluation: Path, shown: Path) -> Entry:
+    """The evaluation, and everything that belongs to it.
+
+    Raises:
+        RecordError: a file of it is damaged.
+    """
     result = SpeedResult.load(evaluation)
     config = _settings(job)
     # A sweep over methods takes its checkpoints from a folder of runs.
@@ -145,19 +168,40 @@ def _read(job: Path, evaluation: Path, shown: Path) -> Entry:
     provenance = _json(job / "provenance.json")
     place = Path(shown.resolve().name) / evaluation.relative_to(shown)
     known = next(filter(None, seconds), None)
-    return Entry("", job, evaluation, result, fields, config, provenance, known, place)
+    entry = Entry("", job, evaluation, result, fields, config, provenance, known, place)
+    _require_whole(entry)
+    return entry
+
+
+def _require_whole(entry: Entry) -> None:
+    """Raises:
+    RecordError: a file of the evaluation is damaged, or holds what no figures can be made of.
+    """
+    for path, figures in ((TRACES, lambda: entry.figures), (BUDGET, lambda: entry.budgets and entry.budgets.figures())):
+        try:
+            figures()
+        except RecordError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            words = f"{type(error).__name__}: {error}"
+            raise RecordError(f"{entry.folder / path}: no figures can be made of it, {words}; measure again") from None
+    # Read once, and kept.
+    _ = entry.history, entry.trajectories
 
 
 def _settings(job: Path) -> dict[str, Any]:
     path = job / "config.yaml"
     if not path.is_file():
         return {}
-    plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise RecordError(f"{path}: no settings, {' '.join(str(error).split())}") from None
     return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def _failure(job: Path) -> str | None:

@@ -11,7 +11,6 @@ from typing import Any
 from PIL import Image
 
 from fovea.evaluation.page.entries import Entry, labelled
-from fovea.evaluation.trajectory_files import has_trajectories, load_trajectories
 
 #: What the viewer does without.
 _UNUSED = frozenset(("tokens", "choices"))
@@ -25,14 +24,13 @@ def viewer_data(entries: Sequence[Entry]) -> str:
     """
     pictures: dict[str, dict[str, Any]] = {}
     shown = []
-    for entry in labelled([entry for entry in entries if has_trajectories(entry.folder)]):
+    for entry in labelled([entry for entry in entries if entry.trajectories]):
         own = []
-        for record in load_trajectories(entry.folder):
+        for record in entry.trajectories:
             places = [_place(entry.folder / name, pictures) for name in record["pictures"]]
             rounds = [{k: v for k, v in one.items() if k not in _UNUSED} for one in record["rounds"]]
             own.append({k: v for k, v in record.items() if k not in _UNUSED} | {"pictures": places, "rounds": rounds})
-        if own:
-            shown.append({"label": entry.label, "trajectories": own})
+        shown.append({"label": entry.label, "trajectories": own})
     if not shown:
         return ""
     content = {"entries": shown, "pictures": list(pictures.values())}

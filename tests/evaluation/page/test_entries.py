@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from fovea.evaluation.page.entries import find_entries
-from tests.evaluation.page.made_up import job
+from tests.evaluation.page.made_up import job, keep_trajectories
 
 
 def test_a_run_an_evaluation_and_a_sweep_are_found(tmp_path):
@@ -49,3 +50,52 @@ def test_a_folder_without_an_evaluation_is_refused(tmp_path):
         find_entries([tmp_path])
     with pytest.raises(FileNotFoundError, match="none is no folder, so it holds no speed evaluation"):
         find_entries([tmp_path / "none"])
+
+
+def cut(path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("traces.jsonl", cut, r"traces\.jsonl, line 3: not JSON"),
+        ("traces.jsonl", lambda path: path.write_bytes(b""), r"traces\.jsonl holds 0 answers and .* counts 3"),
+        ("traces.jsonl", lambda path: path.write_bytes(b'{"a": 1}\n' * 3), r"traces\.jsonl, line 1: 'transformers' is"),
+        (
+            "traces.jsonl",
+            lambda path: swap(path, '"total_s": 0.0', '"total_s": "0'),
+            r"traces\.jsonl, line 1: not JSON",
+        ),
+        ("traces.jsonl", lambda path: swap(path, '"accepted": 1', '"accepted": "x"'), "no figures can be made of it"),
+        ("traces.jsonl", lambda path: swap(path, '"outcome"', '"result"'), "line 1: not as it was written"),
+        ("evaluation.json", cut, r"evaluation\.json, line \d+: not JSON"),
+        ("evaluation.json", lambda path: path.write_bytes(b"\xff\xfd"), r"evaluation\.json, line 1: not UTF-8"),
+        ("evaluation.json", lambda path: path.write_text("{}"), r"evaluation\.json: 'failed' is missing"),
+        ("trajectories.jsonl", lambda path: swap(path, '"pictures"', '"images"'), "line 1: 'pictures' is missing"),
+        (
+            "trajectories/0-0.png",
+            lambda path: path.write_bytes(b"no"),
+            r"line 1: the picture .*0-0\.png cannot be read",
+        ),
+        ("../../config.yaml", lambda path: path.write_text("a: [1"), r"config\.yaml: no settings"),
+        ("../../provenance.json", lambda path: path.write_text("[]"), r"provenance\.json: must be a JSON object"),
+        ("../../metrics.csv", lambda path: path.write_text("step,train/loss\n1,x\n"), r"metrics\.csv, line 2: no row"),
+    ],
+)
+def test_a_damaged_job_is_named_with_its_file_and_the_others_are_shown(tmp_path, file, damage, message):
+    good, bad = (job(tmp_path / "jobs" / name) for name in ("good", "bad"))
+    keep_trajectories(bad / "evaluation" / "final")
+    damage(bad / "evaluation" / "final" / file)
+    entries, without = find_entries([tmp_path / "jobs"])
+    assert [entry.job for entry in entries] == [good]
+    assert list(without) == ["bad"]
+    assert re.search(message, without["bad"]), without["bad"]
+    assert str(tmp_path) not in without["bad"], "a page tells no folder of the machine"
+    with pytest.raises(FileNotFoundError, match=f"no speed evaluation that can be shown .bad: .*{message}"):
+        find_entries([bad])
+
+
+def swap(path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))

@@ -184,6 +184,15 @@ def test_the_command_writes_the_report_of_a_single_run_too(folder, monkeypatch, 
     assert not (folder / "pld" / "report.md").exists()
 
 
+@pytest.mark.parametrize("name", ["all.csv", "all.md", "all"])
+def test_a_page_that_its_own_tables_would_replace_is_refused(folder, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["report", str(folder / "run"), "--out", str(folder / name)])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"{name} is not the name of a page; give one that ends in .html" in capsys.readouterr().err
+    assert not (folder / name).exists()
+
+
 def test_figures_become_svg_with_the_pages_colours(folder):
     entries, _ = find_entries([folder])
     drawn = [inline_svg(charts.speed_against_tau(entries), "x", 'a "plot"') for _ in range(2)]
