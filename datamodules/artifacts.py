@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from datamodules.conversations import ConversationSource
+from datamodules.conversation_source import ConversationSource
 from datamodules.curriculum import Curriculum, Mixed
 from datamodules.epochs import EpochLoader, EpochSampler, StreamLoader
 from datamodules.recomputed import PictureCollate, Sight

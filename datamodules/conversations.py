@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from datamodules.conversation_source import ConversationSource, SourceError, content_hash
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import is_address
 from fovea.text_files import json_lines, read_json
 
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 _IMAGE = "<image>"
-
-
-class SourceError(ValueError):
-    """Conversations that cannot be read; the message names file and line."""
-
-
-class ConversationSource(Sequence[Conversation]):
-    """Conversations with unique keys, always in the same order, and a hash that changes when they do."""
-
-    @cached_property
-    def _items(self) -> list[Conversation]:
-        items = self._read()
-        first: dict[str, int] = {}
-        for number, item in enumerate(items, 1):
-            if item.key in first:
-                raise SourceError(
-                    f"{self}: conversations {first[item.key]} and {number} have the same key '{item.key}'; "
-                    "keys must be unique"
-                )
-            first[item.key] = number
-        return items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._items[index]
-
-    @abstractmethod
-    def _read(self) -> list[Conversation]: ...
-
-    @abstractmethod
-    def digest(self) -> str:
-        """16 hex digits that stand for the conversations in a fingerprint; cheap, draws and opens no picture."""
 
 
 class TinyConversations(ConversationSource):
@@ -121,7 +85,7 @@ class JsonlConversations(ConversationSource):
         limit: take only the first so many.
 
     Raises:
-        SourceError: for a line that is neither layout, naming file and line.
+        SourceError: for a record that is neither layout, naming file and line, or its place in the array.
     """
 
     def __init__(self, path: Path | str, image_root: Path | str | None = None, limit: int | None = None):
@@ -132,20 +96,22 @@ class JsonlConversations(ConversationSource):
             raise FileNotFoundError(f"no conversations at {self.path}: there is no such file")
 
     def _read(self) -> list[Conversation]:
-        items = []
-        for line, record in _records(self.path):
+        items, places = [], []
+        for number, place, record in _records(self.path):
             if self.limit is not None and len(items) >= self.limit:
                 break
             try:
-                items.append(self._conversation(record, line))
+                items.append(self._conversation(record, number))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 missing = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-                raise SourceError(f"{self.path}, line {line}: {missing}") from error
+                raise SourceError(f"{place}: {missing}") from error
+            places.append(place)
+        self._places = places
         return items
 
-    def _conversation(self, record: Mapping[str, Any], line: int) -> Conversation:
+    def _conversation(self, record: Mapping[str, Any], number: int) -> Conversation:
         if "conversations" in record:
-            return _from_llava(record, line, self.image_root)
+            return _from_llava(record, number, self.image_root)
         if "messages" not in record:
             raise ValueError(f"needs 'messages' or 'conversations', has {', '.join(sorted(record))}")
         messages = record["messages"]
@@ -174,7 +140,12 @@ class MMSpecConversations(ConversationSource):
         folder: holds ``mmspec.jsonl`` and ``images/``, as its repository lays them out.
         limit: take only the first so many.
         pictures: false asks the texts alone, for targets that read nothing else.
+
+    Raises:
+        SourceError: for a line that is no record, or whose picture does not exist, naming file and line.
     """
+
+    pictures_required = True
 
     def __init__(self, folder: Path | str, limit: int | None = None, pictures: bool = True):
         self.folder, self.limit, self.pictures = Path(folder), limit, pictures
@@ -183,15 +154,25 @@ class MMSpecConversations(ConversationSource):
             raise FileNotFoundError(f"no MMSpec benchmark in {self.folder}: mmspec.jsonl is missing")
 
     def _read(self) -> list[Conversation]:
-        return [self._prompt(record, line) for line, record in _records(self.path)][: self.limit]
+        items, places = [], []
+        for _, place, record in _records(self.path):
+            if self.limit is not None and len(items) >= self.limit:
+                break
+            items.append(self._prompt(record, place))
+            places.append(place)
+        self._places = places
+        return items
 
-    def _prompt(self, record: Mapping[str, Any], line: int) -> Conversation:
+    def _prompt(self, record: Mapping[str, Any], place: str) -> Conversation:
         try:
-            first, *others = record["turns"]
+            turns = record["turns"]
+            if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+                raise ValueError(f"'turns' must be a list of questions, none of them empty, got {turns!r}")
+            first, *others = turns
             image = self.folder / "images" / record["image"]
             shown = [{"type": "image"}] if self.pictures else []
             return Conversation(
-                key=record["id"],
+                key=str(record["id"]),
                 messages=[
                     {"role": "user", "content": [*shown, {"type": "text", "text": first}]},
                     *({"role": "user", "content": text} for text in others),
@@ -201,7 +182,7 @@ class MMSpecConversations(ConversationSource):
                 meta={"category": record["category"]},
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(f"{self.path}, line {line}: not a record of MMSpec ({error})") from error
+            raise SourceError(f"{place}: not a record of MMSpec ({error})") from error
 
     def digest(self) -> str:
         """Changes with the content of the file, the limit and whether there are pictures."""
@@ -221,18 +202,20 @@ def _unseen(conversation: Conversation) -> Conversation:
     return replace(conversation, key=f"{conversation.key}-unseen", messages=messages, images=())
 
 
-def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Line (or position in the array) and object of each record."""
+def _records(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """Number of each record's line, or its own in an array, where that is in words, and the record."""
     if path.suffix == ".json":
         records = read_json(path, SourceError)
         if not isinstance(records, list):
             raise SourceError(f"{path} must hold an array of conversations, and holds {type(records).__name__}")
-        yield from enumerate(records, 1)
+        for number, record in enumerate(records, 1):
+            yield number, f"{path}, record {number}", record
     else:
-        yield from json_lines(path, SourceError)
+        for line, record in json_lines(path, SourceError):
+            yield line, f"{path}, line {line}", record
 
 
-def _from_llava(record: Mapping[str, Any], line: int, image_root: Path) -> Conversation:
+def _from_llava(record: Mapping[str, Any], number: int, image_root: Path) -> Conversation:
     names = record.get("image") or []
     names = [names] if isinstance(names, str) else names
     messages = []
@@ -245,7 +228,7 @@ def _from_llava(record: Mapping[str, Any], line: int, image_root: Path) -> Conve
     _match_images(messages, images)
     source = Path(urlsplit(names[0]).netloc or names[0]).parts[0] if names else "text"
     meta = {"id": str(record["id"]), "images": list(names)}
-    return Conversation(key=f"{record['id']}#{line}", messages=messages, images=images, source=source, meta=meta)
+    return Conversation(key=f"{record['id']}#{number}", messages=messages, images=images, source=source, meta=meta)
 
 
 def _located(names: Sequence[str], root: Path) -> tuple[Path | str, ...]:
@@ -269,12 +252,3 @@ def _match_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Path |
     places = sum(part["type"] == "image" for content in contents for part in content)
     if places != len(images):
         raise ValueError(f"{len(images)} images are named, the text has places for {places}")
-
-
-def content_hash(*parts: str | bytes) -> str:
-    """16 hex digits over texts and bytes, one after another."""
-    digest = hashlib.sha256()
-    for part in parts:
-        content = part.encode() if isinstance(part, str) else part
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return digest.hexdigest()[:16]

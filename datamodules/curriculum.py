@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
-from datamodules.conversations import ConversationSource
+from datamodules.conversation_source import ConversationSource
 from datamodules.epochs import EpochSampler
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.reading import IndexedArtifacts

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from datamodules.artifacts import LoaderConfig, batches_done, epoch_sampler, split_by_picture
-from datamodules.conversations import ConversationSource
+from datamodules.conversation_source import ConversationSource
 from datamodules.curriculum import Mixed
 from datamodules.epochs import EpochLoader
 from fovea.artifacts.config import ExportConfig

@@ -68,7 +68,8 @@ def _dimension(names: tuple[str, ...]) -> Callable[[Record], str]:
 
 
 BENCHMARKS = {
-    # hf://datasets/Kaining/MMT-Bench: MMT-Bench_VAL.tsv, MMT-Bench_ALL.tsv, and those with several pictures (_MI)
+    # The authors': hf://datasets/Kaining/MMT-Bench with MMT-Bench_VAL.tsv, MMT-Bench_ALL.tsv, and those with several
+    # pictures (_MI), to be downloaded. As a data set with splits: hf://datasets/lmms-lab/MMT-Benchmark.
     "mmt_bench": Benchmark(
         "MMT-Bench",
         key="index",
@@ -90,8 +91,9 @@ BENCHMARKS = {
     # MME_Benchmark_release_version; hf://datasets/lmms-lab/MME
     "mme": Benchmark(
         "MME",
-        layouts=[Layout("*/*.txt", mme), Layout("*/questions_answers_YN/*.txt", mme)],
+        layouts=[Layout("*/*.txt", mme, beside="eval_tool"), Layout("*/questions_answers_YN/*.txt", mme)],
         key=first("question_id", "index"),
+        shared=True,  # two questions about a picture
         question="question",
         pictures="image",
         answer="answer",

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datamodules.conversations import SourceError
+from datamodules.conversation_source import SourceError
 from fovea.targets.conversation import StoredImage
 
 Record = Mapping[str, Any]
 #: The name of a field, or what finds it in a record.
 Getter = str | Callable[[Record], Any]
+#: A record and where it stands in its file, in words: its line, or its number or name where lines say nothing.
+Placed = tuple[str, Record]
 
 #: In the place of an instruction: what the benchmark's authors ask for.
 PUBLISHED = "published"
@@ -30,10 +32,12 @@ class Layout:
     Attributes:
         pattern: of the annotation files below the folder, for people too; ``{split}`` stands for the split.
         read: gives the records of one of them.
+        beside: folder of other files that the pattern would find too.
     """
 
     pattern: str
-    read: Callable[[Path], Iterator[Record]]
+    read: Callable[[Path], Iterator[Placed]]
+    beside: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Benchmark:
         layouts: files of the authors, beside the tables that every benchmark may be in; all that are there are read.
         roots: folders of the pictures, relative to the annotation file; the first that holds one is taken.
         key: the authors' identifier; the record's number if None.
+        shared: whether several questions have one identifier; they are told apart by their number then.
         context: what stands before the question.
         options: texts to choose from.
         answer: the right answer.
@@ -67,6 +72,7 @@ class Benchmark:
     layouts: Sequence[Layout] = ()
     roots: Sequence[str] = ("",)
     key: Getter | None = None
+    shared: bool = False
     context: Getter | None = None
     options: Getter | None = None
     answer: Getter | None = None
@@ -82,10 +88,13 @@ class Benchmark:
 
         The instruction stands in the place of the authors' request for a short answer; "published" takes that one,
         None leaves it out.
+
+        Raises:
+            ValueError: there is no question.
         """
         if instruction == PUBLISHED and self.prompt is not None:
-            return str(get(record, self.prompt)).strip()
-        question = str(get(record, self.question))
+            return _asked(get(record, self.prompt)).strip()
+        question = _asked(get(record, self.question))
         if self.asks:
             question = question.replace(self.asks, "")
         choices = list(present(get(record, self.options))) if options and self.options is not None else []
@@ -98,12 +107,18 @@ class Benchmark:
         return "\n".join(lines)
 
     def images(self, record: Record, folder: Path) -> tuple[StoredImage | Path, ...]:
-        """The pictures of a record in order; ``folder`` holds the annotation file."""
+        """The pictures of a record in order; ``folder`` holds the annotation file.
+
+        Raises:
+            KeyError: no field of the record is for pictures.
+        """
         stored = [column for column in self.stored if _is_stored(record.get(column))]
         if stored:
             return tuple(image for column in stored for image in record[column])
-        if self.pictures is None or any(isinstance(record.get(column), list) for column in self.stored):
+        if any(isinstance(record.get(column), list) for column in self.stored):
             return ()
+        if self.pictures is None:
+            raise KeyError(" or ".join(self.stored))
         names = get(record, self.pictures) or ()
         return tuple(self._located(name, folder) for name in ([names] if isinstance(names, str) else names))
 
@@ -195,6 +210,12 @@ def refuse(where: str, title: str, record: Record, error: Exception) -> SourceEr
         fields = ", ".join(sorted(map(str, record))) if isinstance(record, Mapping) else "no fields"
         return SourceError(f"{where}: not a record of {title} ('{error.args[0]}' is missing; it has {fields})")
     return SourceError(f"{where}: not a record of {title} ({error})")
+
+
+def _asked(question: Any) -> str:
+    if question is None or not str(question).strip():
+        raise ValueError(f"the question is {'null' if question is None else 'empty'}; mend the record or take it out")
+    return str(question)
 
 
 def _is_stored(value: Any) -> bool:

@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datamodules.conversations import SourceError
+from datamodules.benchmarks.entry import Placed
+from datamodules.conversation_source import SourceError
 from fovea import text_files
 
 
-def json_list(
-    *keys: str, carried: tuple[str, ...] = (), **constants: Any
-) -> Callable[[Path], Iterator[dict[str, Any]]]:
+def json_list(*keys: str, carried: tuple[str, ...] = (), **constants: Any) -> Callable[[Path], Iterator[Placed]]:
     """Reads the list of objects at ``keys`` in a JSON file.
 
     Each gets the fields ``constants`` too, and those that the whole file has under the names ``carried``.
     """
 
-    def read(path: Path) -> Iterator[dict[str, Any]]:
+    def read(path: Path) -> Iterator[Placed]:
         items = text_files.read_json(path, SourceError)
         common = constants | {name: items[name] for name in carried if name in items}
         for key in keys:
@@ -30,12 +29,12 @@ def json_list(
         for number, item in enumerate(items, 1):
             if not isinstance(item, dict):
                 raise SourceError(f"{path}, record {number}: not an object but {type(item).__name__}")
-            yield {**item, **common}
+            yield f"record {number}", {**item, **common}
 
     return read
 
 
-def json_table(path: Path) -> Iterator[dict[str, Any]]:
+def json_table(path: Path) -> Iterator[Placed]:
     """Records of a JSON object from identifier to record; the identifier becomes the field ``id``."""
     items = text_files.read_json(path, SourceError)
     if not isinstance(items, dict):
@@ -43,23 +42,27 @@ def json_table(path: Path) -> Iterator[dict[str, Any]]:
     for name, item in items.items():
         if not isinstance(item, dict):
             raise SourceError(f"{path}, record '{name}': not an object but {type(item).__name__}")
-        yield {"id": name, **item}
+        yield f"record '{name}'", {"id": name, **item}
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[Placed]:
     """Records of a file with a JSON object a line."""
-    for _, record in text_files.json_lines(path, SourceError):
-        yield record
+    for line, record in text_files.json_lines(path, SourceError):
+        if not isinstance(record, dict):
+            raise SourceError(f"{path}, line {line}: not an object but {type(record).__name__}")
+        yield f"line {line}", record
 
 
-def science_qa(path: Path) -> Iterator[dict[str, Any]]:
+def science_qa(path: Path) -> Iterator[Placed]:
     """ScienceQA's ``problems.json``; a problem of the split S has its picture at ``S/<id>/image.png``."""
-    for record in json_table(path):
+    for place, record in json_table(path):
+        if "split" not in record:
+            raise SourceError(f"{path}, {place}: 'split' is missing; it has {', '.join(sorted(record))}")
         name = record.get("image")
-        yield {**record, "image": f"{record['split']}/{record['id']}/{name}" if name else None}
+        yield place, {**record, "image": f"{record['split']}/{record['id']}/{name}" if name else None}
 
 
-def mme(path: Path) -> Iterator[dict[str, Any]]:
+def mme(path: Path) -> Iterator[Placed]:
     """One of MME's question files: two lines of question, tab and answer about the picture of the same name.
 
     The picture lies beside it, or in ``images`` beside ``questions_answers_YN``.
@@ -73,10 +76,11 @@ def mme(path: Path) -> Iterator[dict[str, Any]]:
             question, tab, answer = text.partition("\t")
             if not tab:
                 raise SourceError(f"{path}, line {line}: not a question, a tab and an answer")
-            yield {
+            record = {
                 "question_id": f"{category}/{picture.name}",
                 "question": question,
                 "answer": answer.strip(),
                 "category": category,
                 "image": str(picture.absolute()),
             }
+            yield f"line {line}", record

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.benchmarks.catalog import BENCHMARKS
-from datamodules.benchmarks.entry import Benchmark, Layout, Record, get, refuse
+from datamodules.benchmarks.entry import Benchmark, Layout, Placed, Record, get, refuse
 from datamodules.benchmarks.tables import HUB, hub_records, table_records
-from datamodules.conversations import ConversationSource, SourceError, content_hash
+from datamodules.conversation_source import ConversationSource, SourceError, content_hash
 from fovea.targets.conversation import Conversation
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,12 @@ class BenchmarkConversations(ConversationSource):
         limit: take only the first so many.
 
     Raises:
-        SourceError: for another benchmark, or a file that is not what it should be.
+        SourceError: for another benchmark, a file that is not what it should be, an identifier that comes twice, or a
+            picture that does not exist; of a record file and line are named.
         FileNotFoundError: the folder does not hold the files; the message says which are looked for.
     """
+
+    pictures_required = True
 
     def __init__(
         self,
@@ -71,26 +75,28 @@ class BenchmarkConversations(ConversationSource):
 
     def _read(self) -> list[Conversation]:
         items: list[Conversation] = []
-        seen: dict[str, int] = {}
-        apart = 0
-        for where, folder, record, number in self._records():
+        places: list[str] = []
+        left_out: Counter[str] = Counter()
+        keys = _Keys(self.name, self.benchmark.shared)
+        for place, folder, record, number in self._records():
             try:
-                if not self._wanted(record):
-                    apart += 1
+                if why := self._unwanted(record):
+                    left_out[why] += 1
                     continue
-                item = self._conversation(record, folder, number, seen)
+                item = self._conversation(record, folder, number, keys)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                raise refuse(where, self.benchmark.title, record, error) from error
+                raise refuse(place, self.benchmark.title, record, error) from error
             if self.with_images and not item.images:
-                apart += 1
+                left_out["without a picture"] += 1
                 continue
             items.append(item)
+            places.append(place)
             if len(items) == self.limit:
                 break
+        self._places, self._left_out = places, left_out
         if not items:
-            raise SourceError(f"{self}: there is no prompt, {apart} records were left out")
-        if apart:
-            logger.info("%s: %d records without a picture, of another split or with a video left out", self, apart)
+            raise SourceError(f"{self}: there is no prompt: {self._account(0)}")
+        self._tell_of_repeated(items)
         return items
 
     def _records(self) -> Iterator[tuple[str, Path, Record, int]]:
@@ -98,35 +104,49 @@ class BenchmarkConversations(ConversationSource):
         if self._remote:
             for subset in self.subsets or [None]:
                 records = hub_records(self.folder, subset, self.split)
-                for number, record in enumerate(records, 1):
-                    yield f"{self.folder}, record {number}", Path(), _of_subset(record, subset), number
+                for number, (place, record) in enumerate(records, 1):
+                    yield f"{self.folder}, {place}", Path(), _of_subset(record, subset), number
             return
         for subset, found in self._files.items():
             number = 0
             for part in found:
                 path = part.files[0]
-                for place, record in enumerate(part.records(), 1):
+                for place, record in part.records():
                     number += 1
-                    yield f"{path}, record {place}", path.parent, _of_subset(record, subset), number
+                    yield f"{path}, {place}", path.parent, _of_subset(record, subset), number
 
-    def _wanted(self, record: Record) -> bool:
+    def _unwanted(self, record: Record) -> str | None:
+        """Why a record is no prompt of the split."""
         field = self.benchmark.split
-        return (field is None or record.get(field, self.split) == self.split) and self.benchmark.keep(record)
+        if field is not None and record.get(field, self.split) != self.split:
+            return "of another split"
+        return None if self.benchmark.keep(record) else "with a video or of another kind"
 
-    def _conversation(self, record: Record, folder: Path, number: int, seen: dict[str, int]) -> Conversation:
+    def _tell_of_repeated(self, items: Sequence[Conversation]) -> None:
+        """Warns of records that ask the same of the same picture file: without identifiers nothing else tells."""
+        first: dict[str, int] = {}
+        repeated = []
+        for index, item in enumerate(items):
+            files = bool(item.images) and all(isinstance(image, Path) for image in item.images)
+            if files and first.setdefault(asked := f"{item.images}{item.messages}", index) != index:
+                repeated.append((index, first[asked]))
+        if repeated:
+            other, one = (self._places[index] for index in repeated[0])
+            message = "%s: %d records ask what another one asks of the same picture, and are kept; the first: %s as %s"
+            logger.warning(message, self, len(repeated), other, one)
+
+    def _conversation(self, record: Record, folder: Path, number: int, keys: _Keys) -> Conversation:
         entry = self.benchmark
         images = entry.images(record, self.image_root or folder)
         names = entry.names(record, images)
         parts, order = entry.content(entry.text(record, self.instruction, self.options), len(images))
-        subset = f"{record[_SUBSET]}/" if _SUBSET in record else ""
+        subset = record.get(_SUBSET, "")
         given = get(record, entry.key) if entry.key is not None else None
-        name = f"{subset}{self.split}/{number}" if given is None else str(given)
-        seen[name] = seen.get(name, 0) + 1
+        name = f"{subset}/{self.split}/{number}".lstrip("/") if given is None else str(given)
         category = get(record, entry.category) if entry.category is not None else None
         answer = get(record, entry.answer) if entry.answer is not None else None
         return Conversation(
-            # An identifier may stand for several questions about one picture.
-            key=f"{self.name}/{name}" + (f"#{seen[name]}" if seen[name] > 1 else ""),
+            key=keys.key(name, subset),
             messages=[{"role": "user", "content": parts}],
             images=tuple(images[place] for place in order),
             source=f"{self.name}/{category}" if self.categories and category else self.name,
@@ -151,6 +171,26 @@ class BenchmarkConversations(ConversationSource):
         return f"{self.benchmark.title} in {self.folder}"
 
 
+class _Keys:
+    """Keys of a benchmark's records, made of the authors' identifiers.
+
+    Where one identifier is shared by several questions, the second has ``/2`` behind it, which is no turn's mark. Of
+    several subsets with the same identifiers the later ones put their name before. Other doubled ones stay doubled, and
+    are refused.
+    """
+
+    def __init__(self, benchmark: str, shared: bool) -> None:
+        self._benchmark, self._shared = benchmark, shared
+        self._seen: dict[str, tuple[str, int]] = {}
+
+    def key(self, name: str, subset: str) -> str:
+        if self._seen.get(name, (subset, 0))[0] != subset:
+            name = f"{subset}/{name}"
+        count = self._seen.get(name, (subset, 0))[1] + 1
+        self._seen[name] = (subset, count)
+        return f"{self._benchmark}/{name}" + (f"/{count}" if self._shared and count > 1 else "")
+
+
 #: Field that says which of several subsets a record belongs to.
 _SUBSET = "__subset__"
 
@@ -164,7 +204,7 @@ class Found:
     """Files that are read together: one of the authors', or the shards of a table."""
 
     files: tuple[Path, ...]
-    records: Callable[[], Iterator[Record]]
+    records: Callable[[], Iterator[Placed]]
 
 
 def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "") -> list[Found]:
@@ -179,7 +219,7 @@ def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "")
     patterns = [layout.pattern.replace("{split}", split) for layout in benchmark.layouts]
     for above in ("", "*/"):  # an unpacked archive brings a folder of its own
         readers = zip(patterns, benchmark.layouts, strict=True)
-        own = [_own(path, layout) for p, layout in readers for path in sorted(place.glob(above + p))]
+        own = [_own(path, layout) for p, layout in readers for path in _paths(place, above + p, layout.beside)]
         if own:
             return own
     if shards := _tables(place, split):
@@ -188,6 +228,10 @@ def find(benchmark: Benchmark, folder: Path | str, split: str, subset: str = "")
     looked_for = ", ".join([" and ".join(patterns), *tables] if patterns else tables)
     state = "holds none of" if place.is_dir() else "does not exist; it should hold"
     raise FileNotFoundError(f"no {benchmark.title} there: {place} {state} {looked_for}")
+
+
+def _paths(place: Path, pattern: str, beside: str | None) -> list[Path]:
+    return [path for path in sorted(place.glob(pattern)) if beside not in path.relative_to(place).parts]
 
 
 def _own(path: Path, layout: Layout) -> Found:

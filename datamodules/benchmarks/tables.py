@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datamodules.conversations import SourceError
+from datamodules.benchmarks.entry import Placed
+from datamodules.benchmarks.sheets import sheet
+from datamodules.conversation_source import SourceError
 from fovea.targets.conversation import StoredImage
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _SHORTEST_PICTURE = 64
 _BATCH = 256
 
 
-def table_records(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def table_records(files: Sequence[Path]) -> Iterator[Placed]:
     """Records of parquet, arrow or TSV files of one kind, or of the one folder that ``save_to_disk`` wrote.
 
     Raises:
@@ -36,20 +38,25 @@ def table_records(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """
     library, first = _library(), files[0]
     name = f"{first.parent.name}/{first.name}"  # subjects of MMMU have files of one name
+    lines = sheet(first) if first.suffix == ".tsv" else None
     try:
         if first.is_dir():
             dataset = library.load_from_disk(str(first))
-        elif first.suffix == ".tsv":
-            return _records(_tsv(library, files), name, in_text="image")
+        elif lines is not None:
+            dataset = _tsv(library, first, lines.columns)
         else:
             kind = first.suffix[1:]
             dataset = library.load_dataset(kind, data_files=[str(file) for file in files], split="train")
     except Exception as error:  # a cut file, a full disk: the library has no one error for it
         raise SourceError(f"{first} cannot be read as a table ({_first_line(error)}); download it anew") from error
-    return _records(dataset, name)
+    if lines is None:
+        return _records(dataset, name)
+    if len(dataset) != len(lines.rows):
+        raise SourceError(f"{first} has {len(lines.rows)} rows, of which {len(dataset)} can be read; download it anew")
+    return _records(dataset, name, in_text="image", lines=lines.rows)
 
 
-def hub_records(address: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
+def hub_records(address: str, subset: str | None, split: str) -> Iterator[Placed]:
     """Records of ``hf://datasets/<owner>/<name>[@revision]``; downloaded once, then from the library's cache.
 
     Raises:
@@ -77,14 +84,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _tsv(library: Any, files: Sequence[Path]) -> Dataset:
+def _tsv(library: Any, file: Path, columns: Sequence[str]) -> Dataset:
     """All columns as they are written: a text "None" or "NA" is an option like others."""
-    with files[0].open(encoding="utf-8-sig") as file:
-        columns = file.readline().rstrip("\r\n").split("\t")
-    features = library.Features({name.strip('"'): library.Value("large_string") for name in columns})
+    features = library.Features({name: library.Value("large_string") for name in columns})
     return library.load_dataset(
         "csv",
-        data_files=[str(file) for file in files],
+        data_files=[str(file)],
         split="train",
         delimiter="\t",
         features=features,
@@ -93,8 +98,10 @@ def _tsv(library: Any, files: Sequence[Path]) -> Dataset:
     )
 
 
-def _records(dataset: Dataset, name: str, in_text: str | None = None) -> Iterator[dict[str, Any]]:
-    """Records of a data set; the column ``in_text`` holds pictures in base64."""
+def _records(
+    dataset: Dataset, name: str, in_text: str | None = None, lines: Sequence[int] | None = None
+) -> Iterator[Placed]:
+    """Records of a data set; the column ``in_text`` holds pictures in base64, ``lines`` are those of its text."""
     import datasets
 
     table = dataset.data.table
@@ -103,20 +110,21 @@ def _records(dataset: Dataset, name: str, in_text: str | None = None) -> Iterato
     texts = table.select([column for column in table.column_names if column not in pictures])
     columns = {column: table.column(column) for column in pictures}
     rows: dict[str, int] = {}
-    if in_text in columns:
+    if in_text in columns and "index" in table.column_names:
         rows = {str(index): row for row, index in enumerate(table.column("index").to_pylist())}
     row = 0
     for batch in texts.to_batches(max_chunksize=_BATCH):
         for record in batch.to_pylist():
+            place = f"record {row + 1}" if lines is None else f"line {lines[row]}"
             for label, feature in labels.items():
                 record[label] = None if record[label] is None else feature.int2str(record[label])
             for column, values in columns.items():
-                where = f"{name}, record {row + 1}"
+                where = f"{name}, {place}"
                 if column == in_text:
                     record[column] = _in_text(values, row, rows, where)
                 else:
                     record[column] = _in_column(values, row, where if len(columns) == 1 else f"{where}, {column}")
-            yield record
+            yield place, record
             row += 1
 
 

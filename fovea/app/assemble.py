@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from callbacks.checkpoint_files import CheckpointFiles
+from datamodules.conversation_source import ConversationSource
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision, warn_of_emulation
 from fovea.app.ranks import require_strategy, wait_for_all
@@ -32,6 +33,7 @@ from fovea.evaluation.page.build import PAGE, page_over
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
 from fovea.evaluation.unfinished import discard_answers
+from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_generation_config, load_head, load_spec, weights_fingerprint
 from fovea.training.module import DrafterModule
@@ -42,12 +44,14 @@ GATES, SPEED_EVALUATION = "gates", "speed_evaluation"
 
 @dataclass(frozen=True)
 class Job:
-    """A job whose settings have been checked: the configuration, its dataclasses, its device and its folder."""
+    """A job whose settings have been checked: the configuration, its dataclasses, its device and its folder, and the
+    conversations of the benchmark, where they have been read."""
 
     cfg: DictConfig
     settings: Settings
     device: torch.device
     folder: Path
+    prompts: Sequence[Conversation] | None = None
 
 
 def start(cfg: DictConfig) -> Job:
@@ -70,13 +74,13 @@ def start(cfg: DictConfig) -> Job:
         require_strategy(cfg)
     targets.require_target(cfg.model)
     targets.require_eyes(cfg.model, settings)
-    sources.require_sources(cfg, settings)
+    prompts = sources.require_sources(cfg, settings)
     runs.initial_drafter(cfg)
     folder = Path(cfg.paths.output_dir)
     runs.record_settings(folder, cfg)
     device = device_of(cfg.trainer.accelerator)
     warn_of_emulation(cfg.model.dtype, cfg.trainer.precision if cfg.task == "train" else "", device)
-    return Job(cfg, settings, device, folder)
+    return Job(cfg, settings, device, folder, prompts)
 
 
 def find_target(job: Job) -> Path:
@@ -106,13 +110,15 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         SelectionError: tokens cannot be selected as the settings ask.
     """
     selection = resolve(job.settings.selection, load_generation_config(target), load_spec(target))
+    prompts = sources.prompts(job.cfg) if job.prompts is None else job.prompts
+    records = {"benchmark_records": prompts.counts()} if isinstance(prompts, ConversationSource) else {}
     return DrafterEvaluation(
         _loader(job, target, to_device=False),
-        sources.prompts(job.cfg),
+        prompts,
         job.settings.tree,
         job.settings.speed,
         selection=selection,
-        settings={"benchmark": job.cfg.benchmark.name},
+        settings={"benchmark": job.cfg.benchmark.name} | records,
         identity={"target_weights": weights_fingerprint(target)},
         budget=job.settings.budget,
         progress=job.cfg.trainer.enable_progress_bar,

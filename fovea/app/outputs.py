@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from fovea.app import assemble, sources, targets
+from fovea.app import assemble, targets
 from fovea.app.runs import record_settings
 from fovea.app.typed import SettingError, build, convert
 from fovea.decoding.selection import resolve
@@ -117,7 +117,7 @@ def _target_judge(cfg: DictConfig, reference: AnswerSet) -> Judge:
         SettingError: the benchmark lacks a prompt, or an answer to it has no tokens.
     """
     job = assemble.start(cfg)
-    conversations = {turn.key: (c, n) for c in sources.prompts(cfg) for n, turn in enumerate(user_turns(c))}
+    conversations = {turn.key: (c, n) for c in job.prompts or () for n, turn in enumerate(user_turns(c))}
     for key, answer in reference.answers.items():
         if key not in conversations:
             raise SettingError(f"the benchmark has no prompt '{key}', which {reference.name} answers; choose its own")

@@ -11,6 +11,7 @@ from hydra.utils import get_class, instantiate
 from lightning import LightningDataModule
 from omegaconf import DictConfig, OmegaConf
 
+from datamodules.conversation_source import ConversationSource
 from datamodules.online import OnlineDataModule
 from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
@@ -19,15 +20,25 @@ from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 
 
-def require_sources(cfg: DictConfig, settings: Settings) -> None:
-    """Refuses paths that are not set or lead nowhere, before anything expensive."""
-    used = ["data.train", "data.val"] if cfg.task == "train" else []
-    if cfg.task == "evaluate" or settings.speed_eval:
-        used.append("benchmark.conversations")
-    for where in used:
-        source(cfg, where)
+def require_sources(cfg: DictConfig, settings: Settings) -> Sequence[Conversation] | None:
+    """Refuses paths that are not set or lead nowhere, and a benchmark that cannot be read whole, before anything
+    expensive; gives the conversations of the benchmark, None where there is none.
+
+    Raises:
+        SettingError: a path is not set.
+        FileNotFoundError: there is nothing at the path.
+        SourceError: a record or a picture of the benchmark, by file and line.
+    """
     if cfg.task == "train":
+        for where in ("data.train", "data.val"):
+            source(cfg, where)
         _texts(cfg, settings)
+    if cfg.task != "evaluate" and not settings.speed_eval:
+        return None
+    asked = prompts(cfg)
+    if isinstance(asked, ConversationSource):
+        asked.require_pictures()  # which reads it
+    return asked
 
 
 def make_datamodule(

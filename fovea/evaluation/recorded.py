@@ -162,7 +162,7 @@ def read_turns(path: Path, speculative: bool) -> Iterator[RecordedTurn]:
     """The turns of all samples in a file; those of a baseline have no accepted drafts.
 
     Raises:
-        RecordError: a record lacks a field, holds something else in it, or a sample comes twice.
+        RecordError: the file is empty, a record lacks a field, holds something else in it, or a sample comes twice.
     """
     seen: dict[str, str] = {}
     for where, record in read_lines(path):
@@ -186,6 +186,8 @@ def read_turns(path: Path, speculative: bool) -> Iterator[RecordedTurn]:
                 _accepted(choice, number, where) if speculative else None,
                 f"{where}, {place}",
             )
+    if not seen:
+        raise RecordError(f"{path} is empty; give a file with a sample per line, or take it out of the folder")
 
 
 def sample_and_turns(record: dict[str, Any], where: str) -> tuple[str, list[str]]:
@@ -226,5 +228,12 @@ def _seconds(choice: dict[str, Any], name: str, number: int, where: str) -> floa
 def _accepted(choice: dict[str, Any], number: int, where: str) -> list[int] | float:
     value, what = _entry(choice, "acceptance_length", number, where), f"'acceptance_length[{number}]'"
     if isinstance(value, list):
-        return [checked(drafts, int, f"{where}, choices[0]: {what}[{n}]") for n, drafts in enumerate(value)]
+        return [_drafts(drafts, f"{where}, choices[0]: {what}[{n}]") for n, drafts in enumerate(value)]
     return _number(choice, "acceptance_length", number, float, where)
+
+
+def _drafts(value: Any, what: str) -> int:
+    """Drafts that a round accepted."""
+    if (drafts := checked(value, int, what)) < 0:
+        raise RecordError(f"{what} is {drafts}; it must not be negative")
+    return drafts

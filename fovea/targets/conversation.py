@@ -60,8 +60,11 @@ _TURN = re.compile(r"#\d+$")
 
 
 def turn_key(key: str, number: int, turns: int) -> str:
-    """Key of turn ``number``, from 1, of the conversation ``key``: with the number behind a ``#`` if there are more."""
-    return f"{key}#{number}" if turns > 1 else key
+    """Key of turn ``number``, from 1, of the conversation ``key``: with the number behind a ``#`` if there are more.
+
+    A key that ends so itself gets the number of its only turn too, so that nobody takes it for a turn of another.
+    """
+    return f"{key}#{number}" if turns > 1 or _TURN.search(key) else key
 
 
 def conversation_of(key: str) -> str:

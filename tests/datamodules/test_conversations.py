@@ -98,7 +98,7 @@ def test_errors_name_file_and_line(tmp_path, line, message):
 
 def test_doubled_keys(tmp_path):
     path = write(tmp_path / "c.jsonl", ours("a"), ours("b"), ours("a"))
-    with pytest.raises(SourceError, match=r"c.jsonl: conversations 1 and 3 have the same key 'a'"):
+    with pytest.raises(SourceError, match=r"c\.jsonl, line 3: the key 'a' is that of \S*c\.jsonl, line 1 already"):
         len(JsonlConversations(path))
 
 
@@ -120,6 +120,10 @@ def test_digest_changes_with_content_and_limit(tmp_path):
 def test_mmspec_layout(tmp_path):
     record = {"id": "m1", "image": "1.jpg", "turns": ["one?", "two?"], "category": "c", "topic": "general vqa"}
     write(tmp_path / "mmspec.jsonl", record)
+    with pytest.raises(SourceError, match=r"mmspec.jsonl, line 1: the picture '.*/1.jpg' does not exist \(1 of 1"):
+        len(MMSpecConversations(tmp_path))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/1.jpg").touch()
     (item,) = MMSpecConversations(tmp_path)
     assert (item.key, item.source, item.meta) == ("m1", "general vqa", {"category": "c"})
     assert item.images == (tmp_path / "images" / "1.jpg",)
@@ -128,6 +132,12 @@ def test_mmspec_layout(tmp_path):
     texts = MMSpecConversations(tmp_path, pictures=False)
     assert (texts[0].images, texts[0].messages[0]["content"]) == ((), [{"type": "text", "text": "one?"}])
     assert texts.digest() != MMSpecConversations(tmp_path).digest()
+    for turns in ([], [""], ["one?", None], "one?"):
+        write(tmp_path / "mmspec.jsonl", {**record, "turns": turns})
+        with pytest.raises(SourceError, match=r"mmspec.jsonl, line 1: .*'turns' must be a list of questions"):
+            len(MMSpecConversations(tmp_path))
+    write(tmp_path / "mmspec.jsonl", record, {**record, "id": "m2"})
+    assert len(MMSpecConversations(tmp_path, limit=1)) == 1
     del record["turns"]
     write(tmp_path / "mmspec.jsonl", record)
     with pytest.raises(SourceError, match=r"mmspec.jsonl, line 1: .*'turns'"):

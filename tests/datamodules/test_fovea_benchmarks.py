@@ -92,11 +92,13 @@ class TestMME:
         (root / "existence/1.txt").write_text(lines.format("red"))
         (root / "landmark/questions_answers_YN").mkdir()
         (root / "landmark/questions_answers_YN/a.txt").write_text(lines.format("blue"))
+        (root / "eval_tool").mkdir()
+        (root / "eval_tool/readme.txt").write_text("how to evaluate")
         expected = [
             ("mme/existence/1.jpg", "mme/existence", f"[1]Is it red?\n{EXPLAIN}", "Yes"),
-            ("mme/existence/1.jpg#2", "mme/existence", f"[1]Is it not?\n{EXPLAIN}", "No"),
+            ("mme/existence/1.jpg/2", "mme/existence", f"[1]Is it not?\n{EXPLAIN}", "No"),
             ("mme/landmark/a.png", "mme/landmark", f"[2]Is it blue?\n{EXPLAIN}", "Yes"),
-            ("mme/landmark/a.png#2", "mme/landmark", f"[2]Is it not?\n{EXPLAIN}", "No"),
+            ("mme/landmark/a.png/2", "mme/landmark", f"[2]Is it not?\n{EXPLAIN}", "No"),
         ]
         assert summary(read("mme", root)) == summary(read("mme", tmp_path)) == expected
         assert shown(read("mme", root, "instruction=published")[0]) == "[1]Is it red?\nPlease answer yes or no."
@@ -111,7 +113,7 @@ class TestMME:
         put_parquet(tmp_path / "data/test-00000-of-00001-0ab.parquet", records, "image")
         assert summary(read("mme", tmp_path)) == [
             ("mme/code/1.png", "mme/code", f"[9]Is it?\n{EXPLAIN}", "Yes"),
-            ("mme/code/1.png#2", "mme/code", f"[9]Is it?\n{EXPLAIN}", "No"),
+            ("mme/code/1.png/2", "mme/code", f"[9]Is it?\n{EXPLAIN}", "No"),
         ]
 
 

@@ -96,6 +96,7 @@ GOOD = record("a", ["x"], [9], [1.0], acceptance_length=[[8]])
         ({"new_tokens": ["9"]}, "choices[0]: 'new_tokens[0]' must be a whole number, got '9'"),
         ({"new_tokens": [-1]}, "choices[0]: 'new_tokens[0]' is -1"),
         ({"acceptance_length": [[1, None]]}, "choices[0]: 'acceptance_length[0]'[1] must be a whole number, got None"),
+        ({"acceptance_length": [[1, -5]]}, "choices[0]: 'acceptance_length[0]'[1] is -5; it must not be negative"),
         ({"acceptance_length": [True]}, "choices[0]: 'acceptance_length[0]' must be a number, got True"),
         ({"turns": [3]}, "choices[0]: 'turns[0]' must be text, got 3"),
     ],
@@ -135,3 +136,18 @@ def test_tokens_without_a_round(tmp_path):
         (turn,) = read_turns(write(tmp_path / "m.jsonl", made), speculative=True)
         with pytest.raises(RecordError, match=f"line 1.*'{field}' of 'a' counts no round for 9 tokens"):
             turn.speculative("m")
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "m.jsonl").write_text("\n\n")
+    with pytest.raises(RecordError, match=r"m\.jsonl is empty; give a file with a sample per line"):
+        list(read_turns(tmp_path / "m.jsonl", speculative=True))
+
+
+def test_other_encodings(tmp_path):
+    path = write(tmp_path / "m.jsonl", GOOD)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [turn.key for turn in read_turns(path, speculative=True)] == ["a"]
+    path.write_bytes(path.read_bytes() + b'{"question_id": "caf\xe9"}\n')
+    with pytest.raises(RecordError, match=r"m\.jsonl, line 2: not UTF-8 \(byte 0xe9, column 21\); save it as UTF-8"):
+        list(read_turns(path, speculative=True))
