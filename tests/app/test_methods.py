@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
+from datamodules.conversation_source import SourceError
 from fovea.app import assemble
 from fovea.app.inherit import CommandLine, parse
 from fovea.app.launch import CONFIG_DIR
@@ -195,3 +196,21 @@ def test_bad_numbers_are_refused_by_name(override, message):
     overrides = override.split() if override.startswith("drafter=") else ["drafter=pld", override]
     with pytest.raises(SettingError, match=message):
         read_settings(composed(*overrides)[0])
+
+
+def test_a_benchmark_is_read_before_the_target_is_touched(tmp_path):
+    """Its second record lacks its question, then its picture."""
+    (tmp_path / "test/png").mkdir(parents=True)
+    (tmp_path / "test/png/1.png").touch()
+    good = {"imgname": "1.png", "query": "How?", "label": "4"}
+    cfg, _ = composed("method=pld", "benchmark=chartqa", f"benchmark.folder={tmp_path}")
+    for bad, message in (({"query": None}, "the question is null"), ({"imgname": "2.png"}, r"2\.png' does not exist")):
+        (tmp_path / "test/test_human.json").write_text(json.dumps([good, {**good, **bad}]))
+        with pytest.raises(SourceError, match=rf"test_human\.json, record 2: .*{message}"):
+            assemble.start(cfg)
+    path = tmp_path / "own.jsonl"
+    asked = {"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["lost.png"]}
+    path.write_text("\n".join(json.dumps({"key": key, **asked}) for key in "ab"))
+    cfg, _ = composed("method=pld", "benchmark=jsonl", f"benchmark.path={path}", "benchmark.limit=1")
+    with pytest.raises(SourceError, match=r"own\.jsonl, line 1: .*lost\.png' does not exist \(1 of 1 records lack one"):
+        assemble.start(cfg)

@@ -152,3 +152,14 @@ def test_every_published_number_is_met():
     assert seen["msd"].tau_by_rule[IDXS_AND_LAST] == pytest.approx(4.5787, abs=5e-5)
     for name in ("eagle", "vispec"):
         assert seen[name].tau_by_rule[ENTRIES] == seen[name].tau_by_rule[IDXS_AND_LAST]
+
+
+def test_a_summary_in_another_encoding(folder):
+    path = folder / "summary.csv"
+    text = path.read_bytes()
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))
+    assert all(method.beside for method in judge(folder, resamples=10).methods)
+    path.write_bytes(text + b"caf\xe9,ALL\n")
+    line = text.count(b"\n") + 1
+    with pytest.raises(RecordError, match=rf"summary\.csv, line {line}: not UTF-8 \(byte 0xe9, column 4\)"):
+        judge(folder, resamples=10)
