@@ -37,7 +37,7 @@ def launch(main: Callable[[], object], config_name: str) -> None:
 def missing_extras(arguments: list[str]) -> list[str]:
     """One sentence per choice whose Hydra plugin is not installed, which says how to install it."""
     return [
-        f"{choice} needs a package that is not installed: pip install 'fovea[{extra}]'"
+        f"{choice} needs a package that is not installed: pip install -e '.[{extra}]'"
         for choice, (plugin, extra) in EXTRAS.items()
         if choice in arguments and importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
     ]

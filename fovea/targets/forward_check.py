@@ -1,12 +1,13 @@
-"""Whether a model computes what our forward pass computes, for architectures that nobody has tested.
+"""Whether a model computes what our forward pass computes, for models that no test knows.
 
 We call a model's decoder layers ourselves. A model that does more than that, such as scaling its embeddings or its
-logits, would decode without an error, and wrongly.
+logits, would decode without an error, and wrongly: both loops would do it alike, so that no comparison of the two shows
+it. Text is enough to tell, for a VLM's pictures only replace some of its embeddings.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,11 +34,12 @@ def check_forward(target: HFTarget) -> None:
     """
     spec = target.spec
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(spec.vocab_size, (8 + len(_PARENTS),), generator=generator)
+    text = torch.tensor([token for token in range(spec.vocab_size) if token not in spec.placeholder_ids])
+    ids = text[torch.randint(text.shape[0], (8 + len(_PARENTS),), generator=generator)]
     prompt, nodes = ids[:8], ids[8:]
     paths = [_path(row) for row in range(len(_PARENTS))]
     try:
-        encoded = _encoded(prompt)
+        encoded = _encoded(target, prompt)
         state, _ = target.prefill(encoded, 1, draft_rows=len(nodes))
         depths = torch.tensor([len(path) - 1 for path in paths], device=target.device)
         mask = torch.tensor([[column in path for column in range(len(nodes))] for path in paths], device=target.device)
@@ -46,16 +48,24 @@ def check_forward(target: HFTarget) -> None:
         target.teach([encoded], [1])
     except Exception as error:  # whatever a foreign model's layers raise when they are called in another way
         raise UnsupportedTargetError(
-            f"{spec.architecture} cannot be run layer by layer ({type(error).__name__}: {error}); write an adapter"
+            f"{_named(target)} cannot be run layer by layer ({type(error).__name__}: {error}); "
+            "docs/new_target.md adds an adapter"
         ) from error
     texts = [torch.cat([prompt, nodes[path]])[None].to(target.device) for path in paths]
     theirs = torch.cat([target.model(input_ids=text).logits[:, -1].float().cpu() for text in texts])
     worst = float((ours - theirs).abs().max() / theirs.std())
     if not worst <= _TOLERANCE.get(target.dtype, _HALF_TOLERANCE):
         raise UnsupportedTargetError(
-            f"{spec.architecture} computes more than its embeddings, layers, norm and head: the logits of its own "
-            f"forward pass differ by {worst:.2g} standard deviations; write an adapter for it"
+            f"{_named(target)} computes more than its embeddings, layers, norm and head: the logits of its own "
+            f"forward pass differ by {worst:.2g} standard deviations; docs/new_target.md adds an adapter"
         )
+
+
+def _named(target: HFTarget) -> str:
+    """The architecture, and the language model inside where that is another."""
+    config: Any = target.model.config
+    text = config.get_text_config()
+    return target.spec.architecture + ("" if text is config else f" around a {text.model_type}")
 
 
 def _path(row: int) -> list[int]:
@@ -63,8 +73,8 @@ def _path(row: int) -> list[int]:
     return [*_path(_PARENTS[row]), row] if row >= 0 else []
 
 
-def _encoded(ids: torch.Tensor) -> Encoded:
+def _encoded(target: HFTarget, ids: torch.Tensor) -> Encoded:
     """``ids`` as a prompt whose last token counts as an answer."""
-    tokens = ids.shape[0]
-    none = torch.zeros(tokens, dtype=torch.bool)
-    return Encoded("check", ids, torch.arange(tokens)[None], torch.arange(tokens) == tokens - 1, tokens, none)
+    none = torch.zeros(ids.shape[0], dtype=torch.bool)
+    positions, following = target.rotary_positions(none, ())
+    return Encoded("check", ids, positions, torch.arange(ids.shape[0]) == ids.shape[0] - 1, following, none)

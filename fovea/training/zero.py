@@ -31,7 +31,7 @@ def require_deepspeed() -> None:
     """
     if not _DEEPSPEED_AVAILABLE:
         raise MissingExtraError(
-            "strategy=deepspeed_zero2 needs DeepSpeed, which is not installed: pip install 'fovea[deepspeed]', "
+            "strategy=deepspeed_zero2 needs DeepSpeed, which is not installed: pip install -e '.[deepspeed]', "
             "or choose strategy=ddp"
         )
 

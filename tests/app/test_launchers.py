@@ -23,7 +23,7 @@ from tests.app.test_job import finish, start
 def plugin(name: str) -> pytest.MarkDecorator:
     module, extra = EXTRAS[name]
     missing = importlib.util.find_spec(f"hydra_plugins.{module}") is None
-    return pytest.mark.skipif(missing, reason=f"pip install 'fovea[{extra}]'")
+    return pytest.mark.skipif(missing, reason=f"pip install -e '.[{extra}]'")
 
 
 def composed(*overrides: str, name: str = "train"):
@@ -65,7 +65,7 @@ def test_a_job_of_slurm_asks_for_what_it_uses():
 def test_what_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (line,) = missing_extras(["-m", "seed=1,2", "launch=joblib"])
-    assert line == "launch=joblib needs a package that is not installed: pip install 'fovea[parallel-sweeps]'"
+    assert line == "launch=joblib needs a package that is not installed: pip install -e '.[parallel-sweeps]'"
     assert missing_extras(["-m", "seed=1,2"]) == []
 
 

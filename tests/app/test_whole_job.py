@@ -222,7 +222,7 @@ def test_a_checkpoint_says_where_it_comes_from(trained):
 
 def test_a_search_for_a_rule_looks_at_two_metrics(trained, workplace):
     """Three trials by Optuna over rho, K_min and K_max: none is refused, and both metrics are told."""
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'fovea[optuna]'")
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install -e '.[optuna]'")
     folder, _ = workplace
     done = run(
         "evaluate.py",

@@ -1,4 +1,4 @@
-"""Language models that nobody has listed: those whose layers are all there is are taken, the others refused."""
+"""Language models that no test knows, alone and in a VLM: those that are more than their layers are refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
     CohereConfig,
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextImageProcessor,
+    LlavaNextProcessor,
+    LlavaProcessor,
     Olmo2Config,
+    Qwen3Config,
     StableLmConfig,
 )
 
@@ -73,4 +84,74 @@ def test_one_whose_layers_are_all_there_is_decodes_like_any_other(saved) -> None
 def test_others_are_refused_by_name(saved, kind, sizes, message) -> None:
     one = saved(kind, **sizes)
     with pytest.raises(UnsupportedTargetError, match=message):
+        load_target(one.folder)
+
+
+SEEING = (
+    "{% for m in messages %}{{ '[' + m['role'] + ']' }}{% for p in m['content'] %}"
+    "{{ '<image>\\n' if p['type'] == 'image' else p['text'] }}{% endfor %}</s>{% endfor %}[assistant]"
+)
+
+
+@pytest.fixture
+def seeing(twin_of: Any, llama_tokenizer: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Makes a LLaVA-1.5 or LLaVA-NeXT around a language model of ``kind``."""
+
+    def make(kind: Any, *, tiles: bool, **sizes: Any) -> Any:
+        tokenizer = llama_tokenizer()
+        size = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+        shared = {
+            "text_config": kind(vocab_size=len(tokenizer), **sizes),
+            "vision_config": CLIPVisionConfig(
+                hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, image_size=28,
+                patch_size=7,
+            ),
+            "image_token_index": tokenizer.convert_tokens_to_ids("<image>"),
+        }  # fmt: skip
+        pinpoints = [[28, 56], [56, 28]]
+        if tiles:
+            config: Any = LlavaNextConfig(**shared, image_grid_pinpoints=pinpoints)
+            images = LlavaNextImageProcessor(**size, image_grid_pinpoints=pinpoints)
+            processor: Any = LlavaNextProcessor(images, tokenizer, chat_template=SEEING)
+        else:
+            config = LlavaConfig(**shared)
+            processor = LlavaProcessor(CLIPImageProcessor(**size), tokenizer, chat_template=SEEING)
+        return twin_of(AutoModelForImageTextToText.from_config(config), tmp_path, processor, tokenizer, eos="</s>")
+
+    return make
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "name"),
+    [
+        (GemmaConfig, SIZES | {"head_dim": 16}, "gemma"),
+        (GraniteConfig, SIZES | {"embedding_multiplier": 12.0}, "granite"),
+    ],
+)
+def test_a_vlm_around_one_that_does_more_is_refused(seeing, kind, sizes, name, tiles) -> None:
+    """Both loops would leave the same factor out, and no comparison of the two would show it."""
+    one = seeing(kind, tiles=tiles, **sizes)
+    family = "LlavaNext" if tiles else "Llava"
+    with pytest.raises(UnsupportedTargetError, match=rf"^{family}\w+ around a {name} computes more than .*new_target"):
+        load_target(one.folder)
+
+
+def test_a_vlm_around_one_whose_layers_are_all_there_is_answers_as_transformers_does(seeing, small_conversations):
+    one = seeing(Qwen3Config, tiles=False, **SIZES | {"head_dim": 16})
+    for conversation in small_conversations[-1:] + small_conversations[5:6]:
+        answer = generate_autoregressive(one.target, one.target.encode(conversation), max_new_tokens=10).tokens
+        assert answer == one.generate(conversation, 10)
+
+
+@pytest.mark.parametrize("text", [LlamaConfig, Qwen3Config])
+def test_somebodys_own_adapter_is_checked_whatever_it_holds(seeing, monkeypatch, text) -> None:
+    class Halved(ADAPTERS["LlavaForConditionalGeneration"]):
+        def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+            return super().lm_head(hidden) / 2
+
+    one = seeing(text, tiles=False, **SIZES)
+    assert load_target(one.folder).image_token == "<image>"
+    monkeypatch.setitem(ADAPTERS, "LlavaForConditionalGeneration", Halved)
+    with pytest.raises(UnsupportedTargetError, match="computes more than"):
         load_target(one.folder)

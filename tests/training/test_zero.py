@@ -25,7 +25,7 @@ from tests.training.conftest import drafter_maker, make_head, sample_maker
 from tests.training.test_ranks import SHAPES, STEPS, fit, outcome
 
 needs_deepspeed = pytest.mark.skipif(
-    not zero._DEEPSPEED_AVAILABLE, reason="DeepSpeed is not installed: pip install 'fovea[deepspeed]'"
+    not zero._DEEPSPEED_AVAILABLE, reason="DeepSpeed is not installed: pip install -e '.[deepspeed]'"
 )
 
 #: FOVEA, Table 6 (per-device batch / accumulation / global batch; warm-up) and the paragraph that describes it.
@@ -87,7 +87,7 @@ def test_what_lightning_makes_of_it(model) -> None:
 
 def test_without_deepspeed_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setattr(zero, "_DEEPSPEED_AVAILABLE", False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'fovea\[deepspeed\]', or choose strategy=ddp"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '\.\[deepspeed\]', or choose strategy=ddp"):
         ZeroStrategy({"train_micro_batch_size_per_gpu": 1})
     with pytest.raises(MissingExtraError):
         require_strategy(composed("qwen25vl"))
