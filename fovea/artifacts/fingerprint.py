@@ -14,6 +14,7 @@ from typing import Any
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import FingerprintMismatchError
 from fovea.targets.checkpoint import weights_fingerprint
+from fovea.targets.load import load_spec, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,16 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "torchvision", "pillow")
 _SETTINGS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Files of a checkpoint that decide what ids a conversation becomes, stored as hashes.
 _HASHED = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.json", "chat_template.jinja")
+#: What tokenizer_config.json may say about the ids of a conversation; the rest of it is names and habits of saving.
+_TOKENIZER = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "bos_token", "eos_token", "unk_token")
+#: Fields of config.json and of its parts that change states or visual tokens and are not in a target's spec.
+_NUMBERS = {
+    "": ("vision_feature_layer", "vision_feature_select_strategy", "image_grid_pinpoints"),
+    "text": ("hidden_act",),
+    "vision": ("hidden_act", "layer_norm_eps", "patch_size", "image_size", "window_size", "fullatt_block_indexes"),
+}
+#: Parts of a spec that change no number.
+_SILENT = ("max_positions",)
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class Fingerprint:
         answers: "dataset" or "target".
         max_new_tokens: cap of the target's answers; None if the data set's are used.
         max_tokens: conversations longer than this were left out; None if none were.
+        model: what configuration and tokenizer settings say about prompts and states, by dotted name; where it is
+            empty, as in older artifacts, it is not compared.
         target, revision: name of the checkpoint folder and revision of its repository, for people.
         versions: of the libraries that computed the numbers; a difference is reported, not refused.
     """
@@ -55,6 +68,7 @@ class Fingerprint:
     max_tokens: int | None = None
     feature_layers: tuple[int, ...] = ()
     visual: str = "stored"
+    model: dict[str, Any] = field(default_factory=dict)
     target: str = ""
     revision: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -68,8 +82,8 @@ class Fingerprint:
         """
         layers = {name: tuple(values.get(name, ())) for name in ("mid_layers", "feature_layers")}
         fingerprint = Fingerprint(**{**values, **layers})
-        if not isinstance(fingerprint.processor, dict) or not isinstance(fingerprint.versions, dict):
-            raise TypeError("no fingerprint: processor and versions must hold named values")
+        if not all(isinstance(part, dict) for part in (fingerprint.processor, fingerprint.model, fingerprint.versions)):
+            raise TypeError("no fingerprint: processor, model and versions must hold named values")
         return fingerprint
 
     def digest(self) -> str:
@@ -79,6 +93,8 @@ class Fingerprint:
         for name in ("feature_layers", "visual"):
             if getattr(self, name) == getattr(Fingerprint, name):
                 del binding[name]
+        if not self.model:
+            del binding["model"]
         return hashlib.sha256(json.dumps(binding, sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
@@ -89,20 +105,23 @@ class Fingerprint:
         mine, theirs = flat(asdict(self)), flat(asdict(other))
         apart = PROVENANCE
         if set(other.feature_layers) <= set(self.feature_layers):
-            apart = (*PROVENANCE, "feature_layers")
+            apart = (*apart, "feature_layers")
+        if not self.model or not other.model:
+            apart = (*apart, "model")
         names = [name for name in mine | theirs if name.split(".")[0] not in apart]
         return {n: (mine.get(n), theirs.get(n)) for n in names if mine.get(n) != theirs.get(n)}
 
     def require(self, expected: Fingerprint, where: str, fields: Collection[str] | None = None) -> None:
         """Refuses artifacts with this fingerprint, found at ``where``, unless they are the ``expected`` ones.
 
-        ``fields`` are those that must agree; None means all.
+        ``fields`` are those that must agree; None means all. ``weights`` stands for the target, and so for ``model``.
 
         Raises:
             FingerprintMismatchError: naming each field that differs, with both values.
         """
         different = self.differences(expected)
         if fields is not None:
+            fields = {*fields, "model"} if "weights" in fields else fields
             different = {name: values for name, values in different.items() if name.split(".")[0] in fields}
         if different:
             lines = [f"{name} is {found!r} there, {wanted!r} here" for name, (found, wanted) in different.items()]
@@ -125,6 +144,7 @@ def fingerprint_checkpoint(
     return Fingerprint(
         weights=weights_fingerprint(checkpoint),
         processor=processor_settings(checkpoint),
+        model=model_settings(checkpoint),
         data=data,
         mid_layers=config.mid_layers,
         feature_layers=config.feature_layers,
@@ -148,6 +168,42 @@ def processor_settings(checkpoint: Path) -> dict[str, Any]:
     for name in _HASHED:
         if (path := checkpoint / name).is_file():
             settings[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return settings
+
+
+def model_settings(checkpoint: Path) -> dict[str, Any]:
+    """What configuration and tokenizer settings say about prompts and states, in plain JSON types by dotted name.
+
+    It is what transformers makes of the files, so another layout of the same settings gives the same values.
+
+    Raises:
+        CheckpointError, UnsupportedTargetError: as :func:`fovea.targets.load.load_spec`.
+    """
+    config, _ = read_config(checkpoint)
+    settings = {name: value for name, value in asdict(load_spec(checkpoint)).items() if name not in _SILENT}
+    settings["eos_ids"] = sorted(settings["eos_ids"])
+    parts = {"": config, "text": config.get_text_config(), "vision": getattr(config, "vision_config", None)}
+    for part, names in _NUMBERS.items():
+        settings |= {".".join(filter(None, (part, name))): getattr(parts[part], name, None) for name in names}
+    settings |= {f"tokenizer.{name}": value for name, value in _tokenizer_settings(checkpoint).items()}
+    known = {name: value for name, value in flat(settings).items() if value is not None}
+    return json.loads(json.dumps(known, sort_keys=True))
+
+
+def _tokenizer_settings(checkpoint: Path) -> dict[str, Any]:
+    """Settings that change ids, and a hash of the chat template unless a file of its own takes its place."""
+    path = checkpoint / "tokenizer_config.json"
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    # A token is a string, or an object that holds one.
+    settings = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name in _TOKENIZER
+        if (value := values.get(name)) is not None
+    }
+    template = values.get("chat_template")
+    if template is not None and not (checkpoint / "chat_template.jinja").is_file():
+        text = json.dumps(template, sort_keys=True)
+        settings["chat_template"] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return settings
 
 
