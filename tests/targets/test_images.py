@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
-from fovea.targets.images import BrokenImageError, image_bytes, open_image
+from fovea.targets.images import BrokenImageError, image_bytes, is_address, open_image
 
 
 def saved(folder: Path, name: str, image: Image.Image, **options) -> Path:
@@ -47,6 +47,31 @@ def test_sixteen_bit_files_of_both_byte_orders(tmp_path: Path, suffix: str, orde
     image = Image.frombytes(mode, (8, 8), ramp.astype(order).tobytes())
     opened = np.asarray(open_image(saved(tmp_path, f"deep.{suffix}", image)))[..., 0]
     assert np.abs(opened.astype(float) - ramp / 257).max() <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "greys"),
+    [([0, 100, 255], [0, 100, 255]), ([0, 257, 65535], [0, 1, 255]), ([0, 128, 256], [0, 0, 1])],
+)
+def test_wide_integers_are_taken_by_their_range(tmp_path: Path, values: list[int], greys: list[int]) -> None:
+    """Nothing in a TIFF of 32 bit says that its pixels are only 8 deep."""
+    image = Image.fromarray(np.array([values], dtype=np.int32))
+    assert image.mode == "I"
+    for opened in (open_image(image), open_image(saved(tmp_path, "wide.tiff", image))):
+        assert np.asarray(opened)[0].tolist() == [[grey] * 3 for grey in greys]
+
+
+@pytest.mark.parametrize("suffix", ["png", "pgm"])
+def test_a_dark_sixteen_bit_file_stays_dark(tmp_path: Path, suffix: str) -> None:
+    levels = np.array([[0, 100, 255]], dtype=np.uint16)
+    opened = open_image(saved(tmp_path, f"dark.{suffix}", Image.fromarray(levels)))
+    assert np.asarray(opened)[0].tolist() == [[0] * 3, [0] * 3, [1] * 3]
+
+
+def test_a_transparent_sixteen_bit_grey_is_white(tmp_path: Path) -> None:
+    levels = np.array([[0, 1000, 65535]], dtype=np.uint16)
+    path = saved(tmp_path, "deep.png", Image.fromarray(levels), transparency=1000)
+    assert np.asarray(open_image(path))[0].tolist() == [[0] * 3, [255] * 3, [255] * 3]
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
@@ -123,9 +148,14 @@ def test_urls_and_data_uris_are_the_files_behind_them(tmp_path: Path, site: str)
     pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     path = saved(tmp_path, "a.png", Image.fromarray(pixels))
     written = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-    for source in (str(path), f"{site}/a.png", f"{site}/a.png?size=full", written):
+    broken = "\r\n".join(written[start : start + 76] for start in range(0, len(written), 76))
+    addresses = [f"{site}/a.png", f"{site}/a.png?size=full", f"{site}/a.png?of=clip.mp4", site.upper() + "/a.png"]
+    addresses += [written, written.replace("data:image", "DATA:Image"), broken]
+    addresses += [path.as_uri(), f"FILE://localhost{path}", f"file:{path}"]
+    for source in (str(path), *addresses):
         assert np.array_equal(np.asarray(open_image(source)), pixels)
         assert image_bytes(source) == path.read_bytes()
+        assert is_address(source) == (source in addresses)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +169,19 @@ def test_urls_and_data_uris_are_the_files_behind_them(tmp_path: Path, site: str)
         ("clip.mp4", "is a video, and video is not supported; use its frames"),
         ("{site}/clip.MOV?x=1", "video is not supported; use its frames"),
         ("data:video/mp4;base64,AAAA", "video is not supported"),
+        ("DATA:Video/mp4;base64,AAAA", "video is not supported"),
+        ("x.mp4#t=1", r"image 'x.mp4#t=1' is a video"),
+        ("{site}/x.mp4#t=1,2", "is a video"),
+        ("file:///x.mp4", "is a video"),
+        ("x.mp4#1.png", "does not exist"),
+        ("file://elsewhere/x.png", r"cannot be read \(it lies on the host 'elsewhere'\)"),
+        ("file:///no%20where.png", "does not exist"),
+        (
+            300 * "A",
+            r"^image 'A{40}\.\.\.' cannot be read \(File name too long\); a picture written out begins with data:",
+        ),
+        ("a\ud83d.png", r"^image 'a\\ud83d.png' does not exist"),
+        ("a\0.png", "image 'a\0.png' (does not exist|cannot be read)"),
         ("data:image/png;base64," + 2000 * "A" + "?", r"^image 'data:image/png;base64,A+\.\.\.' cannot"),
     ],
 )
