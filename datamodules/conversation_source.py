@@ -50,6 +50,11 @@ class ConversationSource(Sequence[Conversation]):
             self._require_pictures(items)
         if self._places:
             logger.info("%s: %s", self, self._account(len(items)))
+        if faulty := [item for item in items if item.fault]:
+            logger.warning(
+                "%s: %d of %d conversations cannot be used; the first is '%s': %s",
+                *(self, len(faulty), len(items), faulty[0].key, faulty[0].fault),
+            )
         return items
 
     def counts(self) -> dict[str, int]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from datamodules.conversation_source import ConversationSource, SourceError, content_hash
+from datamodules.layouts import conversation_of_record
 from fovea.targets.conversation import Conversation
-from fovea.targets.images import is_address
+from fovea.targets.messages import MessageError
 from fovea.text_files import json_lines, read_json
-
-_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
-_IMAGE = "<image>"
 
 
 class TinyConversations(ConversationSource):
@@ -75,9 +73,14 @@ class JsonlConversations(ConversationSource):
     Two layouts may be mixed:
 
     * ours: ``{"key", "messages", "images": [paths], "source", "answer"}`` with the messages of
-      :class:`~fovea.targets.conversation.Conversation`; all but ``key`` and ``messages`` may be missing;
+      :class:`~fovea.targets.conversation.Conversation`; all but ``key`` and ``messages`` may be missing. An image part
+      may bring its own picture, as for transformers: ``{"type": "image", "path": ...}``, or ``image``, ``url`` or
+      ``base64``, or OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}``; ``images`` are those of the others;
     * LLaVA's: ``{"id", "image": path or paths, "conversations": [{"from": "human" | "gpt", "value": ...}]}`` with an
       ``<image>`` in the text where each picture belongs. Its ids repeat within a file, so the key is ``id#line``.
+
+    What is neither, or speaks of a video, becomes a conversation with a :attr:`~Conversation.fault` and the key
+    ``file:line``: whatever reads it counts it by that key, with its reason, and goes on.
 
     Args:
         path: the file.
@@ -85,7 +88,7 @@ class JsonlConversations(ConversationSource):
         limit: take only the first so many.
 
     Raises:
-        SourceError: for a record that is neither layout, naming file and line, or its place in the array.
+        SourceError: for a line that is not JSON or not UTF-8, naming file and line.
     """
 
     def __init__(self, path: Path | str, image_root: Path | str | None = None, limit: int | None = None):
@@ -96,34 +99,15 @@ class JsonlConversations(ConversationSource):
             raise FileNotFoundError(f"no conversations at {self.path}: there is no such file")
 
     def _read(self) -> list[Conversation]:
-        items, places = [], []
-        for number, place, record in _records(self.path):
-            if self.limit is not None and len(items) >= self.limit:
-                break
-            try:
-                items.append(self._conversation(record, number))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                missing = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-                raise SourceError(f"{place}: {missing}") from error
-            places.append(place)
-        self._places = places
-        return items
+        found = list(islice(_records(self.path), self.limit))
+        self._places = [place for _, place, _ in found]
+        return [self._conversation(record, number) for number, _, record in found]
 
-    def _conversation(self, record: Mapping[str, Any], number: int) -> Conversation:
-        if "conversations" in record:
-            return _from_llava(record, number, self.image_root)
-        if "messages" not in record:
-            raise ValueError(f"needs 'messages' or 'conversations', has {', '.join(sorted(record))}")
-        messages = record["messages"]
-        images = _located(record.get("images", ()), self.image_root)
-        _match_images(messages, images)
-        return Conversation(
-            key=str(record["key"]),
-            messages=messages,
-            images=images,
-            source=record.get("source", ""),
-            answer=record.get("answer"),
-        )
+    def _conversation(self, record: Any, number: int) -> Conversation:
+        try:
+            return conversation_of_record(record, number, self.image_root)
+        except MessageError as error:
+            return Conversation(f"{self.path.name}:{number}", messages=[], fault=str(error))
 
     def digest(self) -> str:
         """Changes with the content of the file and the limit; the pictures are hashed when they are exported."""
@@ -202,7 +186,7 @@ def _unseen(conversation: Conversation) -> Conversation:
     return replace(conversation, key=f"{conversation.key}-unseen", messages=messages, images=())
 
 
-def _records(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[int, str, Any]]:
     """Number of each record's line, or its own in an array, where that is in words, and the record."""
     if path.suffix == ".json":
         records = read_json(path, SourceError)
@@ -213,42 +197,3 @@ def _records(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     else:
         for line, record in json_lines(path, SourceError):
             yield line, f"{path}, line {line}", record
-
-
-def _from_llava(record: Mapping[str, Any], number: int, image_root: Path) -> Conversation:
-    names = record.get("image") or []
-    names = [names] if isinstance(names, str) else names
-    messages = []
-    for turn in record["conversations"]:
-        if turn["from"] not in _ROLES:
-            raise ValueError(f"a turn is from '{turn['from']}'; choose from: {', '.join(_ROLES)}")
-        role = _ROLES[turn["from"]]
-        messages.append({"role": role, "content": _parts(turn["value"]) if role == "user" else turn["value"]})
-    images = _located(names, image_root)
-    _match_images(messages, images)
-    source = Path(urlsplit(names[0]).netloc or names[0]).parts[0] if names else "text"
-    meta = {"id": str(record["id"]), "images": list(names)}
-    return Conversation(key=f"{record['id']}#{number}", messages=messages, images=images, source=source, meta=meta)
-
-
-def _located(names: Sequence[str], root: Path) -> tuple[Path | str, ...]:
-    """Paths below ``root``; URLs and data URIs as they are."""
-    return tuple(name if is_address(name) else root / name for name in names)
-
-
-def _parts(text: str) -> list[dict[str, str]]:
-    """Text with ``<image>`` marks as message parts."""
-    parts: list[dict[str, str]] = []
-    for number, piece in enumerate(text.split(_IMAGE)):
-        if number:
-            parts.append({"type": "image"})
-        if piece.strip():
-            parts.append({"type": "text", "text": piece.strip("\n")})
-    return parts
-
-
-def _match_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Path | str]) -> None:
-    contents = [m["content"] for m in messages if not isinstance(m["content"], str)]
-    places = sum(part["type"] == "image" for content in contents for part in content)
-    if places != len(images):
-        raise ValueError(f"{len(images)} images are named, the text has places for {places}")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from fovea.decoding.stopping import token_cap
 from fovea.targets.base import Encoded, Target
-from fovea.targets.conversation import Conversation, turn_key
+from fovea.targets.conversation import Conversation, prompts_of, turn_key
+from fovea.targets.messages import MessageError, checked_turns
 
 
 class UnreadablePrompt(ValueError):  # noqa: N818 - an outcome that is counted, not a failure of the evaluation
@@ -25,19 +26,20 @@ def balanced(prompts: Sequence[Conversation], count: int | None) -> list[Convers
 
 
 def user_turns(conversation: Conversation) -> list[Conversation]:
-    """A prompt per user turn: the conversation up to it, with the pictures shown by then.
+    """A prompt per user turn: the conversation up to its answer, with the pictures shown by then.
 
-    Keys of several turns get the turn's number behind a ``#``.
+    Keys of several turns get the turn's number behind a ``#``. A conversation that cannot be read is returned as it is,
+    for the target to refuse by its name.
     """
-    ends = [place for place, message in enumerate(conversation.messages) if message["role"] == "user"]
-    prompts = []
-    for number, end in enumerate(ends, start=1):
-        messages = conversation.messages[: end + 1]
-        contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
-        shown = sum(part["type"] == "image" for content in contents for part in content)
-        key = turn_key(conversation.key, number, len(ends))
-        prompts.append(replace(conversation, key=key, messages=messages, images=conversation.images[:shown]))
-    return prompts
+    try:
+        checked_turns(conversation.messages, len(conversation.images))
+    except MessageError:
+        return [conversation]
+    prompts = prompts_of(conversation)
+    return [
+        replace(prompt, key=turn_key(conversation.key, number, len(prompts)))
+        for number, prompt in enumerate(prompts, start=1)
+    ]
 
 
 def encode_prompt(

@@ -6,7 +6,6 @@ Legend: ``B`` prompts, ``T`` tokens, ``A`` rotary axes, ``D`` hidden width, ``Q`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from fovea.targets.base import Encoded
-from fovea.targets.conversation import Conversation
+from fovea.targets.conversation import Conversation, prompts_of
 from fovea.targets.padding import pad
 from fovea.targets.prompting import PromptError
 
@@ -30,13 +29,13 @@ def answer_greedily(
 
     A prompt that the context does not hold, earlier answers included, is answered with nothing.
     """
-    turns = [_user_turns(conversation) for conversation in conversations]
+    turns = [prompts_of(conversation) for conversation in conversations]
     answers: list[list[list[int]]] = [[] for _ in conversations]
     for turn in range(max(map(len, turns), default=0)):
         prompts: dict[int, Encoded] = {}
-        for index, conversation in enumerate(conversations):
-            if turn < len(turns[index]):
-                prompt = _encoded(target, _up_to(conversation, turns[index][turn]), answers[index])
+        for index, asked in enumerate(turns):
+            if turn < len(asked):
+                prompt = _encoded(target, asked[turn], answers[index])
                 if prompt is None:
                     answers[index].append([])
                 else:
@@ -59,17 +58,6 @@ def _encoded(target: HFTarget, prompt: Conversation, answers: Sequence[Sequence[
             return None
         raise
     return encoded if encoded.ids.shape[0] < target.spec.max_positions else None
-
-
-def _user_turns(conversation: Conversation) -> list[int]:
-    return [number for number, message in enumerate(conversation.messages) if message["role"] == "user"]
-
-
-def _up_to(conversation: Conversation, turn: int) -> Conversation:
-    """The conversation up to and with message ``turn``, and the images that it shows."""
-    messages = conversation.messages[: turn + 1]
-    shown = sum(part["type"] == "image" for m in messages if not isinstance(m["content"], str) for part in m["content"])
-    return replace(conversation, messages=messages, images=conversation.images[:shown])
 
 
 @torch.inference_mode()

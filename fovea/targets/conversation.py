@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Conversation:
         source: the family or benchmark it belongs to; results are reported per source.
         answer: what a right answer holds, for accuracy reports; not used by any method.
         meta: what its file tells besides: ``id`` of the sample, and ``images``, a name or None per picture.
+        fault: why its source could make no conversation of what it read there; every target refuses it with these
+            words, so that it is counted like one that the target cannot read.
     """
 
     key: str
@@ -54,6 +56,7 @@ class Conversation:
     source: str = ""
     answer: str | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    fault: str = ""
 
 
 _TURN = re.compile(r"#\d+$")
@@ -70,3 +73,22 @@ def turn_key(key: str, number: int, turns: int) -> str:
 def conversation_of(key: str) -> str:
     """Key of the conversation that a prompt belongs to, by the prompt's own, see :func:`turn_key`."""
     return _TURN.sub("", key)
+
+
+def prompts_of(conversation: Conversation) -> list[Conversation]:
+    """A prompt per user turn: all that stands before its answer, with the pictures shown by then.
+
+    The answer's place is that of the next assistant turn; without one, before the next user turn or at the end.
+
+    Args:
+        conversation: one whose turns can be read, see :func:`fovea.targets.messages.checked_turns`.
+    """
+    prompts: list[Conversation] = []
+    messages, asked, shown = conversation.messages, False, 0
+    for place, message in enumerate([*messages, {"role": "user", "content": ""}]):
+        if asked and message["role"] != "system":
+            prompts.append(replace(conversation, messages=messages[:place], images=conversation.images[:shown]))
+        asked = message["role"] == "user" or (asked and message["role"] == "system")
+        if not isinstance(message["content"], str):
+            shown += sum(part["type"] != "text" for part in message["content"])
+    return prompts

@@ -18,8 +18,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from fovea.targets.conversation import Conversation
-
-_ROLES = ("system", "user", "assistant")
+from fovea.targets.messages import MessageError, checked_turns
 
 #: Stands for an answer whose ids are given while the text around it is tokenised.
 _STAND_IN = "Yes"
@@ -46,7 +45,10 @@ def find_chat_template(renderer: Any) -> str:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Ids of a conversation, one placeholder id per image, and which of them belong to an answer."""
+    """Ids of a conversation, one placeholder id per image, and which of them belong to an answer.
+
+    Of an answer that is empty, or a text of spaces, no token does: its end alone would teach to say nothing.
+    """
 
     ids: list[int]
     answer_mask: list[bool]
@@ -76,13 +78,12 @@ class ChatPrompt:
         """Ids of ``conversation``; ``answers`` as in :meth:`fovea.targets.base.Target.encode`.
 
         Raises:
-            PromptError: unknown role or part, video, control tokens in a text, other number of images or answers
-                than turns ask for, nothing to read, or a template that drops what it was given.
+            PromptError: turns that cannot be read (see :func:`fovea.targets.messages.checked_turns`), control tokens in
+                a text, other number of answers than turns ask for, or a template that drops what it was given.
         """
-        messages = conversation.messages
+        turns = self._checked(conversation, own_answers=answers is None)
         if answers is not None:
-            messages = _with_answers(messages, len(answers), conversation.key)
-        turns = self._checked(conversation, messages)
+            turns = _with_answers(turns, len(answers), conversation.key)
         segments, leads = self._segments(turns, conversation)
         if answers is None:
             texts = [self._text(turn["content"]) for turn in turns if turn["role"] == "assistant"]
@@ -96,11 +97,13 @@ class ChatPrompt:
         for turn, segment in enumerate(around[1:]):
             if answers is None:
                 answer, ends = filled[turn], bool(segment) and segment[0] in self._eos_ids
+                says = bool(texts[turn].strip())
             else:
                 last = turn + 1 == len(answers) and turns[-1]["role"] == "assistant"
                 answer, segment, ends = self._given(list(answers[turn]), segment, last)
+                says = bool(answer)
             ids += answer + segment
-            mask += [True] * len(answer) + [ends and not place for place in range(len(segment))]
+            mask += [says] * len(answer) + [says and ends and not place for place in range(len(segment))]
         return PromptTokens(ids, mask)
 
     def _given(self, answer: list[int], segment: list[int], last: bool) -> tuple[list[int], list[int], bool]:
@@ -119,46 +122,28 @@ class ChatPrompt:
 
     # -- what is refused ----------------------------------------------------------------------------------------
 
-    def _checked(self, conversation: Conversation, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The turns with their contents as lists of parts; refuses what no template could render right."""
-        key, turns, images, seen = conversation.key, [], 0, False
-        for number, message in enumerate(messages, 1):
-            role, content = message["role"], message["content"]
-            if role not in _ROLES:
-                raise PromptError(
-                    f"conversation '{key}', turn {number}: unknown role '{role}'; use {', '.join(_ROLES)}"
-                )
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-            for part in parts:
-                if part["type"] == "video":
-                    raise PromptError(f"conversation '{key}', turn {number}: video is not supported; use its frames")
-                if part["type"] not in ("text", "image"):
-                    raise PromptError(f"conversation '{key}', turn {number}: unknown part '{part['type']}'")
-                if part["type"] == "text":
-                    self._refuse_control_tokens(part["text"], key, number)
-                    seen = seen or (role == "user" and bool(part["text"].strip()))
-                else:
-                    images += 1
-                    seen = seen or role == "user"
-            turns.append({"role": role, "content": parts})
-        if not seen:
-            raise PromptError(f"conversation '{key}' has no user turn with a text or an image; there is nothing to ask")
-        if images != len(conversation.images):
-            raise PromptError(
-                f"conversation '{key}' has {len(conversation.images)} images and {images} image parts; "
-                "write one part {'type': 'image'} where each image belongs"
-            )
-        if images and self._image_token is None:
-            raise PromptError(f"conversation '{key}' has images and the target reads text only; use a VLM target")
-        return turns
+    def _checked(self, conversation: Conversation, own_answers: bool) -> list[dict[str, Any]]:
+        """The turns with their contents as lists of parts; refuses what no template could render right.
 
-    def _refuse_control_tokens(self, text: str, key: str, number: int) -> None:
-        found = self._control.search(text) if self._control else None
-        if found:
-            raise PromptError(
-                f"conversation '{key}', turn {number}: the text holds '{found.group()}', which the tokenizer would "
-                "read as a control token; remove or rewrite it"
-            )
+        The texts of assistant turns matter only if they are the answers.
+        """
+        key = conversation.key
+        if conversation.fault:
+            raise PromptError(f"conversation '{key}': {conversation.fault}")
+        try:
+            turns = checked_turns(conversation.messages, len(conversation.images))
+        except MessageError as error:
+            raise PromptError(f"conversation '{key}': {error}") from error
+        if conversation.images and self._image_token is None:
+            raise PromptError(f"conversation '{key}' has images and the target reads text only; use a VLM target")
+        for number, turn in enumerate(turns, 1):
+            found = self._control.search(self._text(turn["content"])) if self._control else None
+            if found and (own_answers or turn["role"] != "assistant"):
+                raise PromptError(
+                    f"conversation '{key}', turn {number}: the text holds '{found.group()}', which the tokenizer would "
+                    "read as a control token; remove or rewrite it"
+                )
+        return turns
 
     # -- rendering ----------------------------------------------------------------------------------------------
 
@@ -193,7 +178,7 @@ class ChatPrompt:
         leads = []
         for place, number in enumerate(answered):
             before = marker.join(segments[: place + 1])
-            prompt = self._render(messages[:number], True, conversation.key) if number else before
+            prompt = self._render(messages[:number], True, conversation.key)
             lead = before.removeprefix(prompt)
             leads.append(lead if lead.isspace() and segments[place].endswith(lead) else "")
         trimmed = [segment.removesuffix(lead) for segment, lead in zip(segments, [*leads, ""], strict=True)]
@@ -219,7 +204,7 @@ class ChatPrompt:
 
     @staticmethod
     def _text(parts: list[dict[str, Any]]) -> str:
-        return "".join(part["text"] for part in parts)
+        return "".join(part["text"] for part in parts if part["type"] == "text")
 
     def _tokenize(self, pieces: list[str]) -> list[list[int]]:
         """Ids of each of ``pieces``, segments and answers by turns, which are tokenised as one text.
@@ -240,19 +225,23 @@ class ChatPrompt:
         return ids
 
 
-def _with_answers(messages: list[dict[str, Any]], count: int, key: str) -> list[dict[str, Any]]:
-    """The messages with an empty assistant turn behind each of the first ``count`` user turns, and no other."""
-    asked = sum(message["role"] == "user" for message in messages)
+def _with_answers(turns: list[dict[str, Any]], count: int, key: str) -> list[dict[str, Any]]:
+    """The turns with an empty assistant turn as answer to each of the first ``count`` user turns, and no other.
+
+    Where it stands see :func:`fovea.targets.conversation.prompts_of`.
+    """
+    asked = sum(turn["role"] == "user" for turn in turns)
     if count not in (asked, asked - 1):
         raise PromptError(
             f"conversation '{key}' has {asked} user turns; give {asked} or {asked - 1} answers, not {count}"
         )
     out: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "assistant":
-            continue
-        out.append(message)
-        if message["role"] == "user" and count:
-            out.append({"role": "assistant", "content": ""})
-            count -= 1
+    waiting = False
+    for turn in [*turns, None]:
+        if waiting and count and (turn is None or turn["role"] != "system"):
+            out.append({"role": "assistant", "content": []})
+            count, waiting = count - 1, False
+        if turn is not None and turn["role"] != "assistant":
+            out.append(turn)
+            waiting = waiting or turn["role"] == "user"
     return out

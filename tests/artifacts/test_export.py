@@ -1,6 +1,8 @@
 """The export: nothing mixed up, nothing lost, whatever the batch size, the order, and however it was interrupted."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from datamodules.conversations import JsonlConversations
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError, FingerprintMismatchError
 from fovea.artifacts.export import export, hash_image
@@ -19,6 +22,7 @@ from fovea.artifacts.fingerprint import fingerprint_checkpoint
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import open_artifacts
 from fovea.targets.images import BrokenImageError
+from fovea.targets.prompting import PromptError
 
 SCRIPT = Path(__file__).parent / "export_script.py"
 
@@ -187,6 +191,47 @@ def test_what_the_context_does_not_hold_is_left_out_by_name(
     assert f"context holds {context}" in manifest.skipped["turns"]
     assert len(manifest) + len(manifest.skipped) == len(small_conversations)
     assert len(manifest) >= 5
+
+
+@pytest.mark.parametrize("answers", ["dataset", "target"])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("[1]", "it is a list, not an object"),
+        ('{"key": "b", "messages": [{"content": "hi"}]}', "turn 1 has no 'role'"),
+        ('{"key": "b", "messages": [{"role": "user", "content": "\\ud83d"}]}', "turn 1 holds half a character"),
+        (
+            '{"key": "b", "messages": [{"role": "assistant", "content": ""}, {"role": "user", "content": "b"}]}',
+            "turn 1",
+        ),
+        ('{"id": 1, "video": "a.mp4", "conversations": [{"from": "human", "value": "what?"}]}', "it has 'video'"),
+    ],
+)
+def test_a_bad_line_ends_an_export_only_if_asked(tmp_path, small_target, small_target_path, answers, bad, reason):
+    good = '{"key": "%s", "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}'
+    (tmp_path / "c.jsonl").write_text("\n".join((good % "a", bad, good % "c")))
+    source = JsonlConversations(tmp_path / "c.jsonl")
+    config = ExportConfig(mid_layers=(1, 2), answers=answers, max_new_tokens=4)
+    fingerprint = fingerprint_checkpoint(small_target_path, config, source.digest())
+    manifest = export(small_target, source, tmp_path / "out", config, fingerprint, progress=False)
+    assert sorted(found.key for found in manifest.samples()) == ["a", "c"]
+    assert list(manifest.skipped) == ["c.jsonl:2"]
+    assert manifest.skipped["c.jsonl:2"].startswith(f"unreadable: conversation 'c.jsonl:2': {reason}")
+    with pytest.raises(PromptError, match=re.escape(f"conversation 'c.jsonl:2': {reason}")):
+        export(small_target, source, tmp_path / "s", replace(config, strict=True), fingerprint, progress=False)
+
+
+@pytest.mark.parametrize("name", [300 * "x", "iVBORw0KGgo" * 40])
+def test_a_name_that_no_file_can_have_is_a_broken_picture(tmp_path, small_target, small_target_path, name):
+    text = json.dumps({"key": "b", "images": name, "messages": [{"role": "user", "content": [{"type": "image"}]}]})
+    good = '{"key": "a", "messages": [{"role": "user", "content": "hi"}]}'
+    (tmp_path / "c.jsonl").write_text(f"{good}\n{text}")
+    source, config = JsonlConversations(tmp_path / "c.jsonl"), ExportConfig(mid_layers=(1, 2), max_new_tokens=4)
+    fingerprint = fingerprint_checkpoint(small_target_path, config, source.digest())
+    manifest = export(small_target, source, tmp_path / "out", config, fingerprint, progress=False)
+    assert [found.key for found in manifest.samples()] == ["a"]
+    assert "broken picture: image" in manifest.skipped["b"]
+    assert len(manifest.skipped["b"]) < 400
 
 
 def test_image_hash(tmp_path):

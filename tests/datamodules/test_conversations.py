@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from datamodules.conversations import JsonlConversations, MMSpecConversations, SourceError, TinyConversations
+from datamodules.layouts import conversation_of_record
+from fovea.targets.messages import MessageError, checked_turns
 
 MMSPEC = Path(__file__).parents[3] / "shared" / "data" / "mmspec"
 
@@ -76,23 +80,153 @@ def test_llava_layout(tmp_path, suffix):
     assert len(JsonlConversations(path, limit=2)) == 2
 
 
+def test_pictures_may_stand_in_their_parts(tmp_path):
+    """As for transformers and OpenAI; the parts without one take those of ``images`` in order."""
+    whole = "data:image/png;base64,AAAA"
+    parts = [
+        {"type": "image", "path": "a.png"},
+        {"type": "image"},
+        {"type": "image", "url": "https://example.org/b.png"},
+        {"type": "image", "base64": "BBBB"},
+        {"type": "image_url", "image_url": {"url": whole}},
+        {"type": "image", "image": "c.png"},
+    ]
+    record = {"key": 7, "messages": [{"role": "user", "content": parts}], "images": "own.png", "answer": 3}
+    (item,) = JsonlConversations(write(tmp_path / "c.jsonl", record))
+    assert item.images == (
+        tmp_path / "a.png",
+        tmp_path / "own.png",
+        "https://example.org/b.png",
+        "data:image/*;base64,BBBB",
+        whole,
+        tmp_path / "c.png",
+    )
+    assert item.messages == [{"role": "user", "content": [{"type": "image"}] * 6}]
+    assert (item.key, item.answer, item.fault) == ("7", "3", "")
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+def shaped(*messages, **fields):
+    return {"key": "b", "messages": list(messages), **fields}
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("record", "fault"),
     [
-        ("{", "line 2: not JSON"),
-        ('{"x": 1}', "line 2: needs 'messages' or 'conversations', has x"),
-        ('{"messages": []}', "line 2: 'key' is missing"),
-        (json.dumps(ours("b", images=["1.png"])), "line 2: 1 images are named, the text has places for 0"),
-        (json.dumps(llava("1", "no mark")), "line 2: 1 images are named, the text has places for 0"),
-        (json.dumps(llava("1", "<image>", image=None)), "line 2: 0 images are named, the text has places for 1"),
-        ('{"id": 1, "conversations": [{"from": "bot", "value": ""}]}', "line 2: a turn is from 'bot'"),
-        ("[1]", "line 2"),
+        ([1], "it is a list, not an object"),
+        (None, "it is null, not an object"),
+        ({}, "needs 'messages' or 'conversations', has nothing"),
+        ({"x": 1}, "needs 'messages' or 'conversations', has x"),
+        ({"messages": [USER]}, "'key' is missing; name the conversation"),
+        (shaped(USER) | {"key": ["b"]}, "'key' is a list; write a text or a number"),
+        (shaped(USER) | {"key": "\ud83d"}, r"'key' holds half a character (\ud83d, place 1); remove or mend it"),
+        (shaped(USER, source=[]), "'source' is a list; write a text"),
+        ({"key": "b", "messages": None}, "its messages are null; write a list of turns"),
+        (shaped("hi"), "turn 1 is a text; write an object with 'role' and 'content'"),
+        (shaped({"content": "hi"}), "turn 1 has no 'role'; write an object with 'role' and 'content'"),
+        (shaped(USER, {"role": "assistant"}), "turn 2 has no 'content'; write an object with 'role' and 'content'"),
+        (shaped({"role": "user", "content": None}), "turn 1: its content is null; write a text or a list of parts"),
+        (
+            shaped({"role": "user", "content": [{"type": "text"}]}),
+            "turn 1: a text part without 'text'; write {'type': 'text', 'text': ...}",
+        ),
+        (
+            shaped({"role": "user", "content": [{"type": "text", "text": 5}]}),
+            "turn 1: a text part whose 'text' is a number; write {'type': 'text', 'text': ...}",
+        ),
+        (
+            shaped({"role": "user", "content": "half \ud83d"}),
+            r"turn 1 holds half a character (\ud83d, place 6); remove or mend it",
+        ),
+        (
+            shaped(USER, {"role": "assistant", "content": [{"type": "image"}]}),
+            "turn 2: a picture in an answer; move it to a turn of the user",
+        ),
+        (
+            shaped({"role": "assistant", "content": "hello"}, USER),
+            "turn 1: an assistant's turn stands before the first of the user, and answers nothing; remove it",
+        ),
+        (
+            shaped(USER, images=["1.png"]),
+            "it has 1 images and 0 image parts; write one part {'type': 'image'} where each belongs",
+        ),
+        (shaped(USER, images=5), "'images' holds a number; write a path, a URL, or a list of them"),
+        (shaped(USER, images=[None]), "'images' holds null; write a path, a URL, or a list of them"),
+        (
+            shaped({"role": "user", "content": [{"type": "image", "url": 5}]}),
+            "the 'url' of an image part is a number; write a path or a URL",
+        ),
+        (shaped(USER, videos=["a.mp4"]), "it has 'videos', which is not supported; use images, of a video its frames"),
+        (
+            llava("1", "<video>\nwhat?", image=None) | {"video": "a.mp4"},
+            "it has 'video', which is not supported; use images, of a video its frames",
+        ),
+        (
+            llava("1", "no mark"),
+            "it has 1 images and 0 image parts; write one part {'type': 'image'} where each belongs",
+        ),
+        (
+            llava("1", "<image>", image=None),
+            "it has 0 images and 1 image parts; write one part {'type': 'image'} where each belongs",
+        ),
+        (
+            {"id": 1, "conversations": [{"from": "bot", "value": ""}]},
+            "turn 1 is from 'bot'; choose from: human, gpt, system",
+        ),
+        ({"id": 1, "conversations": ["hi"]}, "turn 1 is no object with the texts 'from' and 'value'"),
+        ({"id": 1, "conversations": "hi"}, "'conversations' is a text; write a list of turns"),
+        ({"conversations": []}, "'id' is missing; name the conversation"),
     ],
 )
-def test_errors_name_file_and_line(tmp_path, line, message):
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_bad_record_is_counted_by_file_and_line(tmp_path, caplog, record, fault, suffix):
+    path, records = tmp_path / f"c{suffix}", [ours("a"), record, ours("c")]
+    write(path, *records) if suffix == ".jsonl" else path.write_text(json.dumps(records))
+    first, bad, last = JsonlConversations(path)
+    assert (first.key, last.key, first.fault, last.fault) == ("a", "c", "", "")
+    assert (bad.key, bad.fault, bad.messages, bad.images) == (f"c{suffix}:2", fault, [], ())
+    expected = f"{path}: 1 of 3 conversations cannot be used; the first is 'c{suffix}:2': {fault}"
+    assert expected in caplog.messages
+
+
+@pytest.mark.parametrize("empty", [None, [], ""])
+def test_no_pictures_may_be_written_in_several_ways(tmp_path, empty):
+    records = [shaped(USER, images=empty), llava("1", "hi", image=None) | {"image": empty, "video": None}]
+    items = JsonlConversations(write(tmp_path / "c.jsonl", *records))
+    assert [(item.fault, item.images) for item in items] == [("", ())] * 2
+
+
+WORDS = st.sampled_from(
+    ["role", "content", "type", "text", "image", "user", "assistant", "key", "id", "messages", "from", "value", "human"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats(allow_nan=False) | WORDS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+RECORDS = st.fixed_dictionaries({"key": JSON, "messages": JSON}, optional={"images": JSON, "answer": JSON}) | (
+    st.fixed_dictionaries({"id": JSON, "conversations": JSON}, optional={"image": JSON, "images": JSON})
+)
+
+
+@given(JSON | RECORDS)
+@settings(max_examples=200, deadline=None)
+def test_whatever_json_holds_is_a_conversation_or_refused(record):
+    try:
+        item = conversation_of_record(record, 3, Path("/pictures"))
+    except MessageError:
+        return
+    assert all(turn["role"] in ("user", "assistant", "system") for turn in item.messages)
+    assert len(checked_turns(item.messages, len(item.images))) == len(item.messages)
+
+
+@pytest.mark.parametrize("line", ["{", '{"key": 1, "key": 2}'])
+def test_what_is_not_json_ends_with_file_and_line(tmp_path, line):
     path = tmp_path / "c.jsonl"
     path.write_text(json.dumps(ours("a")) + "\n" + line)
-    with pytest.raises(SourceError, match=rf"c\.jsonl, {message}"):
+    with pytest.raises(SourceError, match=r"c\.jsonl, line 2: "):
         len(JsonlConversations(path))
 
 

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 
+from fovea.evaluation.prompts import UnreadablePrompt, encode_prompt, user_turns
 from fovea.targets.conversation import Conversation
 from fovea.targets.prompting import ChatPrompt, PromptError
 
@@ -121,26 +122,86 @@ def test_fewer_answers_make_a_prompt_of_the_next_turn(small_target, small_conver
 
 USER = {"role": "user", "content": "hi"}
 PICTURE = {"role": "user", "content": [{"type": "image"}]}
+ANSWER = {"role": "assistant", "content": "yes"}
+SYSTEM = {"role": "system", "content": "be brief"}
 
 
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([{"role": "tool", "content": "x"}], "turn 1: unknown role 'tool'; use system, user, assistant"),
+        ([USER, {"role": "tool", "content": "x"}], "turn 2: unknown role 'tool'; use system, user, assistant"),
         ([{"role": "user", "content": [{"type": "video"}]}], "video is not supported"),
         ([{"role": "user", "content": [{"type": "audio"}]}], "unknown part 'audio'"),
         ([{"role": "user", "content": "see <|image_pad|>"}], r"holds '<\|image_pad\|>'"),
         ([USER, {"role": "assistant", "content": "a<|im_end|>b"}], r"turn 2: the text holds '<\|im_end\|>'"),
         ([], "nothing to ask"),
         ([{"role": "user", "content": " "}], "nothing to ask"),
-        ([{"role": "assistant", "content": "hello"}], "nothing to ask"),
+        ([{"role": "user", "content": " "}, ANSWER, USER], "nothing to ask"),
+        ([ANSWER], "nothing to ask"),
+        ([SYSTEM, ANSWER, USER], "turn 2: an assistant's turn stands before the first of the user"),
         ([PICTURE], "0 images and 1 image parts"),
+        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "turn 2: a picture in an answer"),
+        ([{"content": "hi"}], "turn 1 has no 'role'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "turn 1: a text part without 'text'"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "whose 'text' is a number"),
+        ([{"role": "user", "content": [5]}], "turn 1: a part is a number"),
+        ([{"role": "user", "content": "\ud83d"}], r"turn 1 holds half a character \(\\ud83d, place 1\)"),
+        (None, "its messages are null"),
     ],
 )
 def test_what_no_template_could_render_is_refused(small_target, messages, message) -> None:
     with pytest.raises(PromptError, match=message) as error:
         small_target.encode(Conversation("bad", messages))
     assert "'bad'" in str(error.value)
+
+
+@pytest.mark.parametrize("messages", [[], None, [5], [{"content": "hi"}], [ANSWER, USER], [USER, {"role": "user"}]])
+@pytest.mark.parametrize("fault", ["", "it is a list, not an object"])
+def test_an_evaluation_refuses_what_has_no_turns_by_its_key(small_target, messages, fault) -> None:
+    bad = Conversation("c.jsonl:2", messages, fault=fault)
+    (prompt,) = user_turns(bad)
+    assert prompt is bad
+    with pytest.raises(UnreadablePrompt, match=rf"^conversation 'c\.jsonl:2': {fault}"):
+        encode_prompt(small_target, prompt, [], 4)
+
+
+@pytest.mark.parametrize(
+    ("turns", "prompts", "answered"),
+    [
+        ([USER, SYSTEM, ANSWER], ["us"], "us1"),
+        ([USER, SYSTEM], ["us"], "us1"),
+        ([SYSTEM, USER, ANSWER, SYSTEM, USER, ANSWER], ["su", "suasu"], "su1su2"),
+        ([USER, SYSTEM, USER], ["us", "usu"], "us1u2"),
+        ([USER, ANSWER, ANSWER, USER, ANSWER], ["u", "uaau"], "u1u2"),
+        ([USER, ANSWER, SYSTEM], ["u"], "u1s"),
+    ],
+)
+def test_an_answer_stands_where_it_was_given(small_target, turns, prompts, answered) -> None:
+    """Its question is all that stands before it, for those who ask and for those who put the answers in."""
+    conversation = Conversation("x", turns)
+    assert ["".join(m["role"][0] for m in p.messages) for p in user_turns(conversation)] == prompts
+    given = [[*small_target.tokenizer(text)["input_ids"], small_target.spec.eos_ids[0]] for text in ("yes", "red")]
+    said = {"u": USER, "s": SYSTEM, "1": ANSWER, "2": ANSWER | {"content": "red"}}
+    alike = small_target.encode(Conversation("y", [said[letter] for letter in answered]))
+    encoded = small_target.encode(conversation, given[: len(prompts)])
+    assert encoded.ids.tolist() == alike.ids.tolist()
+    assert encoded.answer_mask.tolist() == alike.answer_mask.tolist()
+    for number, prompt in enumerate(user_turns(conversation)):
+        asked = small_target.encode(prompt, given[:number]).ids.tolist()
+        assert encoded.ids.tolist()[: len(asked) + len(given[number])] == asked + given[number]
+
+
+@pytest.mark.parametrize("name", ["qwen25vl", "llava15"])
+@pytest.mark.parametrize("empty", ["", " ", "\n"])
+def test_an_empty_answer_supervises_nothing(twin, name, empty) -> None:
+    """Not even its end token, which some templates write; another answer of the conversation is taught as ever."""
+    target = twin(name).target
+    blank = {"role": "assistant", "content": empty}
+    assert not target.encode(Conversation("x", [USER, blank])).answer_mask.any()
+    encoded = target.encode(Conversation("x", [USER, blank, USER, ANSWER]))
+    taught = encoded.ids[encoded.answer_mask]
+    assert target.tokenizer.decode(taught, skip_special_tokens=True) == "yes"
+    assert not target.encode(Conversation("x", [USER]), [[target.spec.eos_ids[0]]]).answer_mask.any()
 
 
 def test_more_pictures_than_parts_are_refused(small_target, small_conversations) -> None:

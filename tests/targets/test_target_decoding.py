@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fovea.decoding.tree import DraftTree
-from fovea.targets.answers import _up_to, _user_turns
+from fovea.targets.conversation import prompts_of
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 FEW = settings(
@@ -47,7 +47,7 @@ def verify(target, state, tree: DraftTree) -> torch.Tensor:
 
 
 def prompts(small_target, small_conversations):
-    return [small_target.encode(_up_to(c, _user_turns(c)[0])) for c in small_conversations]
+    return [small_target.encode(prompts_of(c)[0]) for c in small_conversations]
 
 
 @pytest.mark.parametrize("index", range(8))
