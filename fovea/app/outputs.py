@@ -35,10 +35,12 @@ class AuditConfig:
     Attributes:
         cap: tokens at which answers were cut, for both sets or for each; None goes by what is recorded.
         ties: ask the target about the first difference of tokens.
+        partial: compare what both sets answer, whatever one of them lacks.
     """
 
     cap: int | tuple[int, ...] | None = None
     ties: bool = False
+    partial: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.cap, tuple) and len(self.cap) != 2:
@@ -66,6 +68,7 @@ def outputs_job(cfg: DictConfig) -> dict[str, float]:
         SettingError: a setting cannot be used.
         RecordError: a record cannot be.
         LosslessnessError: of an audit, after its report was written: an answer differs without an explanation.
+        IncompleteError: likewise: a set lacks answers of the other.
     """
     config = build(AuditConfig, OmegaConf.to_container(cfg.auditing, resolve=True), "auditing")  # type: ignore[arg-type]
     folder = Path(cfg.paths.output_dir)
@@ -102,6 +105,8 @@ def _audit(cfg: DictConfig, config: AuditConfig, folder: Path) -> dict[str, floa
     found.save(folder)
     print_audit(found, folder)
     found.require_explained()
+    if not config.partial:
+        found.require_whole()
     return {f"answers_{name}": float(count) for name, count in found.counts().items()}
 
 

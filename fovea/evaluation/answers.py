@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.evaluation.history import EVALUATIONS
-from fovea.evaluation.json_lines import RecordError, checked, read_lines, required
+from fovea.evaluation.json_lines import RecordError, checked, made, read_lines, required
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.recorded import sample_and_turns
 from fovea.evaluation.report import reported_evaluation
@@ -20,6 +20,11 @@ from fovea.targets.conversation import turn_key
 
 #: Answers that each line of an evaluation's traces holds.
 SIDES = ("autoregressive", "speculative", "transformers")
+_TAKES = (
+    "is no folder of a run or an evaluation of ours; give one, or a file: traces.jsonl of ours, one method's answers "
+    "as MMSpec publishes them, or JSON Lines with key and text or tokens"
+)
+_MOST_FILES = 3
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,15 @@ def read_comparisons(source: str) -> dict[str, Comparison] | None:
 
     Raises:
         FileNotFoundError: there is no such file.
-        RecordError: it is not JSON Lines.
+        RecordError: it is not JSON Lines, or a comparison is damaged.
     """
-    records = [record for _, record in read_lines(_split(source)[0])]
-    if not all("comparison" in record for record in records):
+    records = list(read_lines(_split(source)[0]))
+    if not all("comparison" in record for _, record in records):
         return None
-    found = [Comparison(**record["comparison"]) for record in records]
+    found = [
+        made(lambda fields: Comparison(**fields), required(record, "comparison", dict, where), f"{where}, 'comparison'")
+        for where, record in records
+    ]
     return {comparison.key: comparison for comparison in found}
 
 
@@ -90,7 +98,18 @@ def _split(source: str) -> tuple[Path, str]:
     path = Path(name).expanduser()
     if (path / EVALUATIONS).is_dir():
         path = reported_evaluation(path)
-    return (path / TRACES if path.is_dir() else path), side
+    if path.is_dir():
+        if not (path / TRACES).is_file():
+            raise FileNotFoundError(f"{path} {_TAKES}{_files_in(path)}")
+        path /= TRACES
+    return path, side
+
+
+def _files_in(folder: Path) -> str:
+    """The first files of answers in ``folder``, to be named in an error."""
+    found = sorted(str(path) for path in folder.rglob("*.jsonl"))
+    more = ", ..." if len(found) > _MOST_FILES else ""
+    return f"; there are {', '.join(found[:_MOST_FILES])}{more}" if found else ""
 
 
 def _answers(record: dict[str, Any], side: str, where: str) -> list[Answer]:

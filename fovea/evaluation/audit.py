@@ -37,6 +37,10 @@ MEANINGS = {
 Judge = Callable[[Answer, Answer], Comparison]
 
 
+class IncompleteError(RuntimeError):
+    """Two sets do not answer the same prompts."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """On two answers to one prompt.
@@ -122,6 +126,23 @@ class Audit:
             "\n".join(f"- {line}" for line in self.lines()),
         ]
         write_text(folder / f"{AUDIT}.md", "\n\n".join(p for p in parts if p) + "\n")
+
+    def require_whole(self) -> None:
+        """Raises:
+        IncompleteError: one of the sets lacks answers of the other.
+        """
+        if not (self.missing or self.extra):
+            return
+        lacks = [
+            f"{name} lacks {len(keys)}"
+            for name, keys in ((self.second, self.missing), (self.first, self.extra))
+            if keys
+        ]
+        key = (self.missing or self.extra)[0]
+        raise IncompleteError(
+            f"{len(self.verdicts)} answers could be compared; {' and '.join(lacks)}, such as '{key}': complete the "
+            "sets, or compare what both have with auditing.partial=true"
+        )
 
     def require_explained(self) -> None:
         """Raises:

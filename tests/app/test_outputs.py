@@ -17,6 +17,7 @@ from fovea.app.launch import CONFIG_DIR
 from fovea.app.outputs import outputs_job, reads_outputs
 from fovea.app.typed import SettingError
 from fovea.decoding.autoregressive import generate_autoregressive
+from fovea.evaluation.audit import IncompleteError
 from fovea.evaluation.losslessness import compare
 from fovea.evaluation.prompts import user_turns
 from fovea.evaluation.results import LosslessnessError
@@ -69,6 +70,13 @@ def test_settings(tmp_path):
     assert counts == {"answers_exact": 4, "answers_cut": 0, "answers_tie": 0, "answers_unexplained": 0}
     with pytest.raises(LosslessnessError, match="1 of 4"):
         outputs_job(composed(tmp_path, f"audit=[{a},{b}]", "auditing.cap=[9,2]"))
+    part = tmp_path / "part.jsonl"
+    part.write_text("".join(c.read_text().splitlines(keepends=True)[:2]))
+    for pair in (f"[{a},{part}]", f"[{part},{a}]"):
+        with pytest.raises(IncompleteError, match=r"3 answers could be compared; .*part\.jsonl lacks 1, such as 'c'"):
+            outputs_job(composed(tmp_path, f"audit={pair}"))
+    partial = outputs_job(composed(tmp_path, f"audit=[{a},{part}]", "auditing.partial=true"))
+    assert (partial["answers_exact"], partial["answers_unexplained"]) == (3, 0)
     for overrides, message in (
         ((f"audit=[{a}]",), "is no evaluation of ours"),
         ((f"audit=[{a},{b},{c}]",), "audit names 3 sets"),

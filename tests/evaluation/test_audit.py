@@ -10,7 +10,7 @@ import pytest
 
 from fovea.decoding.trace import GenerationTrace, Round, save_traces
 from fovea.evaluation.answers import Answer, AnswerSet, read_answers, read_comparisons
-from fovea.evaluation.audit import OUTCOMES, Audit, audit
+from fovea.evaluation.audit import OUTCOMES, Audit, IncompleteError, audit
 from fovea.evaluation.json_lines import RecordError
 from fovea.evaluation.losslessness import Comparison
 from fovea.evaluation.results import LosslessnessError, PromptResult, SpeedResult
@@ -111,6 +111,9 @@ def test_keys_without_a_partner_are_named(tmp_path):
     found = audit(answers("one", a=tokens(1), b=tokens(1)), answers("two", b=tokens(1), c=tokens(1), d=tokens(1)))
     assert (found.missing, found.extra) == (["a"], ["c", "d"])
     assert found.lines() == ["1 only in one, not in two: a", "2 only in two, not in one: c, d"]
+    with pytest.raises(IncompleteError, match="1 answers could be compared; two lacks 1 and one lacks 2, such as 'a'"):
+        found.require_whole()
+    audit(answers("one", a=tokens(1)), answers("two", a=tokens(1))).require_whole()
     with pytest.raises(RecordError, match="one and two share no key; the first ones are 'a' and 'b'"):
         audit(answers("one", a=tokens(1)), answers("two", b=tokens(1)))
     with pytest.raises(RecordError, match="only text and the other only tokens"):
@@ -155,6 +158,30 @@ def test_answers_of_an_evaluation(evaluation):
     comparisons = read_comparisons(str(evaluation))
     assert comparisons is not None
     assert comparisons["q"].outcome == "tie"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        ({"key": "p", "outcome": "exact", "when": 1}, "not as it was written, .*unexpected keyword argument 'when'"),
+        ({"key": "p"}, "not as it was written, .*missing 1 required"),
+        (["p", "exact"], r"'comparison' must be an object, got \['p', 'exact'\]"),
+    ],
+)
+def test_a_damaged_comparison_is_named(evaluation, damaged, message):
+    path = evaluation / "evaluation" / "final" / "traces.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps(json.loads(second) | {'comparison': damaged})}\n")
+    with pytest.raises(RecordError, match=rf"traces\.jsonl, line 2.*{message}"):
+        read_comparisons(str(evaluation))
+
+
+def test_a_folder_of_something_else_is_told_what_an_audit_takes(tmp_path):
+    write(tmp_path / "mmspec" / "eagle.jsonl", record("a", ["x"], [9], [1.0]))
+    with pytest.raises(
+        FileNotFoundError, match=r"mmspec is no folder of a run.*MMSpec publishes.*there are .*eagle\.jsonl$"
+    ):
+        read_answers(str(tmp_path / "mmspec"))
 
 
 def test_answers_of_the_other_layouts(tmp_path):
