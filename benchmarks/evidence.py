@@ -15,7 +15,7 @@ exit code 1, and the same command tries it again.
 
 At the end ``page.html`` shows everything, and ``evidence.md`` and ``evidence.json`` say what was trained and measured,
 in what time. Arguments that are not listed below go to train.py and evaluate.py alike, such as
-model=tiny_llava_next.
+model=tiny_llava_next. With logger=wandb every run is tracked, and the page with its tables and plots too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fovea.campaign.command import default_checkpoints, overrides_of, path
+from fovea.campaign.command import count, default_checkpoints, overrides_of, path
 from fovea.campaign.plan import trainings_of
 from fovea.campaign.runner import Campaign, Options
 from fovea.campaign.stages import evidence
-from fovea.campaign.summary import commands, listing, write_summary
+from fovea.campaign.summary import commands, listing, track, write_summary
 from fovea.evaluation.table import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,8 +48,8 @@ def main() -> int:
     add("--train", action="store_true", help="train the drafters that are missing, and measure nothing")
     add("--out", type=path, default=path("outputs/evidence"), help="folder of measurements and page")
     add("--checkpoints", type=path, help="folder of trained drafters (default: drafters in the cache)")
-    add("--prompts", type=int, help="most prompts of a measurement (default: all, 48 in the stage of trees)")
-    add("--epochs", type=int, help="epochs of each drafter (default: the target's recipe)")
+    add("--prompts", type=count, help="most prompts of a measurement (default: all, 48 in the stage of trees)")
+    add("--epochs", type=count, help="epochs of each drafter (default: the target's recipe)")
     add("--retrain", action="store_true", help="train anew what other code has trained")
     args, rest = parser.parse_known_args()
     overrides = overrides_of(parser, rest)
@@ -75,6 +75,8 @@ def main() -> int:
         [sys.executable, "-m", "fovea.evaluation.report", *page], cwd=ROOT, check=False
     ).returncode:
         campaign.report.failed["page"] = f"python -m fovea.evaluation.report {shlex.join(page)} ended with {code}"
+    else:
+        track(campaign, [Path(folder) for folder in shown_folders(campaign)])
     print(f"\n{write_summary(campaign)}")
     return 1 if campaign.report.failed else 0
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fovea.app.outcome import FILE, Outcome
 from fovea.app.provenance import provenance
-from fovea.campaign.command import overrides_of, path
+from fovea.campaign.command import count, overrides_of, path
 from fovea.campaign.runner import TRAINING_FILE, Campaign, Options
 from fovea.campaign.stages import method_stage, methods
 from fovea.evaluation.history import EVALUATIONS, FINAL
@@ -64,8 +64,8 @@ def arguments() -> tuple[argparse.Namespace, tuple[str, ...]]:
     add = parser.add_argument
     known = methods()
     add("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=f"of {', '.join(known)}")
-    add("--epochs", type=int, default=None, help="epochs of each drafter (default: the target's recipe)")
-    add("--prompts", type=int, default=None, help="prompts to measure on (default: all)")
+    add("--epochs", type=count, default=None, help="epochs of each drafter (default: the target's recipe)")
+    add("--prompts", type=count, default=None, help="prompts to measure on (default: all)")
     add("--out", type=path, default=path("outputs/methods"), help="folder of runs and comparison")
     add("--anew", action="store_true", help="forget what an earlier call finished")
     args, rest = parser.parse_known_args()

@@ -7,19 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from callbacks.speed_logging import answer_table
 from fovea.app.untold import Untold
+from fovea.evaluation.bootstrap import BY_DEPTH, FIGURES
 from fovea.evaluation.budget_results import BUDGET, BudgetResult
+from fovea.evaluation.page.build import page_plots
 from fovea.evaluation.page.comparison import comparison_rows
 from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.take_along import PageTables
 from fovea.evaluation.results import SpeedResult
+from fovea.evaluation.style import house_style
 
 #: Columns and rows.
 Columns = tuple[list[str], list[list[Any]]]
 
 _FIGURES = (
-    *("samples", "rounds", "new_tokens", "tau", "accepted_drafts_per_round", "speedup", "decode_speedup"),
-    *("speedup_over_transformers", "share_faster_than_ar", "drafts_per_round", "draft_acceptance"),
+    *("samples", "rounds", "new_tokens", "tau", "accepted_drafts_per_round", "speedup", "mean_of_sample_speedups"),
+    *("decode_speedup", "speedup_over_transformers", "share_faster_than_ar", "drafts_per_round", "draft_acceptance"),
     *("peak_memory_ratio", "ar_token_ms", "exact", "ties", "unexplained"),
 )
 
@@ -28,13 +34,25 @@ def figures_table(result: SpeedResult) -> Columns:
     """A row per question family and one that pools them: figures, parts of the time, and confidence intervals."""
     figures = result.figures()
     parts = [(group, part) for group in ("time_share", "round_ms") for part in _first(figures)[group]]
-    bounded = list(_first(figures)["intervals"])
+    bounded = FIGURES
     columns = ["family", *_FIGURES, *(f"{group}_{part}" for group, part in parts)]
     columns += [f"{name}_{end}" for name in bounded for end in ("low", "high")]
     rows = []
     for family, own in figures.items():
         bounds = [bound for name in bounded for bound in own["intervals"][name] or (None, None)]
         rows.append([family, *(own[name] for name in _FIGURES), *(own[g][p] for g, p in parts), *bounds])
+    return columns, _numbers(rows)
+
+
+def acceptance_table(result: SpeedResult) -> Columns:
+    """A row per question family and depth of the draft: shares of rounds that accept so many, and their intervals."""
+    ends = ("", "_low", "_high")
+    columns = ["family", "depth", *(f"{figure}{end}" for figure in BY_DEPTH for end in ends)]
+    rows = []
+    for family, own in result.figures().items():
+        for k in range(len(own["reach_rate"])):
+            cells = [cell for f in BY_DEPTH for cell in (own[f][k], *(own["intervals"][f][k] or (None, None)))]
+            rows.append([family, k + 1, *cells])
     return columns, _numbers(rows)
 
 
@@ -59,20 +77,38 @@ def budget_tables(result: BudgetResult) -> dict[str, Columns]:
 
 def evaluation_tables(result: SpeedResult, folder: Path) -> dict[str, Columns]:
     """Every table of the evaluation in ``folder``, by name."""
-    tables = {"figures": figures_table(result), "answers": answer_table(result)}
+    tables = {"figures": figures_table(result), "acceptance": acceptance_table(result), "answers": answer_table(result)}
     if (folder / BUDGET).is_file():
         tables |= budget_tables(BudgetResult.load(folder))
     return tables
 
 
 def sweep_tables(summary: Sequence[Sequence[str]], entries: Sequence[Entry], untold: Untold) -> dict[str, Columns]:
-    """The summary of a sweep, heading first, and the comparison of its evaluations with their intervals."""
+    """The summary of a sweep, heading first, and all tables of its page: ours with their intervals, the papers'."""
     heading, *jobs = summary
     tables = {"summary": (list(heading), [[untold.text(cell) for cell in row] for row in jobs])}
     if entries:
         columns, *rows = comparison_rows(entries)
         tables["comparison"] = columns, _numbers(rows)
+        for taken in PageTables.over(entries).to_take():
+            columns, *rows = taken.values
+            told = [[untold.text(v) if isinstance(v, str) else v for v in row] for row in rows]
+            tables[taken.name] = columns, _numbers(told)
     return tables
+
+
+def plots_for_wandb(entries: Sequence[Entry], untold: Untold, prefix: str) -> dict[str, Any]:
+    """The plots of the page over ``entries`` as pictures, each under the ``prefix``."""
+    import wandb
+
+    out: dict[str, Any] = {}
+    for name, caption, figure in page_plots(PageTables.over(entries)):
+        stream = io.BytesIO()
+        with house_style():
+            figure.savefig(stream, format="png")
+        stream.seek(0)
+        out[f"{prefix}/{name}"] = wandb.Image(Image.open(stream), caption=untold.text(caption))
+    return out
 
 
 def tables_for_wandb(tables: Mapping[str, Columns], prefix: str) -> dict[str, Any]:

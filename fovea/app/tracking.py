@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
 from fovea.app.provenance import provenance
-from fovea.app.tracked import evaluation_tables, page_for_wandb, sweep_tables, tables_for_wandb
+from fovea.app.tracked import evaluation_tables, page_for_wandb, plots_for_wandb, sweep_tables, tables_for_wandb
 from fovea.app.typed import SettingError
 from fovea.app.untold import Untold
 from fovea.evaluation.history import EVALUATIONS, FINAL
@@ -131,8 +131,10 @@ def log_result(built: list[Logger], result: SpeedResult, run: Path) -> None:
         logger.save()
 
 
-def log_sweep(config: DictConfig, folder: Path, summary: Sequence[Sequence[str]]) -> None:
-    """A run of its own in the W&B group of a finished sweep: its summary, its comparison, its plot and its page.
+def log_sweep(
+    config: DictConfig, folder: Path, summary: Sequence[Sequence[str]], shown: Sequence[Path] | None = None
+) -> None:
+    """A run of its own in the W&B group of a finished sweep: its summary, and its page with all tables and plots.
 
     Nothing where the jobs tell W&B nothing.
 
@@ -140,6 +142,7 @@ def log_sweep(config: DictConfig, folder: Path, summary: Sequence[Sequence[str]]
         config: the sweep's, with Hydra's node.
         folder: of the sweep.
         summary: heading and a row per job.
+        shown: what the page is about, where that is not the folder.
     """
     node = (config.get("logger") or {}).get("wandb")
     if node is None or os.environ.get("WANDB_MODE") == "disabled":
@@ -149,13 +152,13 @@ def log_sweep(config: DictConfig, folder: Path, summary: Sequence[Sequence[str]]
         logger = instantiate(node, save_dir=str(folder), name=f"{group} summary", group=group, job_type="sweep")
         untold = Untold({"sweep": folder})
         try:
-            entries, _ = find_entries([folder])
+            entries, _ = find_entries(shown or [folder])
         except FileNotFoundError:
             entries = []
         record = tables_for_wandb(sweep_tables(summary, entries, untold), "sweep")
         if (folder / PAGE).is_file():
             record["sweep/page"] = page_for_wandb(folder / PAGE, untold)
-        logger.experiment.log(record)
+        logger.experiment.log(record | (plots_for_wandb(entries, untold, "sweep/plots") if entries else {}))
         for picture in sorted(folder.glob("*.png")):
             logger.log_image(f"sweep/{picture.stem}", [str(picture)])
 

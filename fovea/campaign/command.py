@@ -21,6 +21,17 @@ def overrides_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
     return tuple(words)
 
 
+def count(text: str) -> int:
+    """A number of 1 or more, for ``type`` of an argument."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; give a whole number of 1 or more")
+    return number
+
+
 def path(text: str) -> Path:
     """A path from where one stands; jobs run from there too."""
     return Path(text).expanduser().resolve()

@@ -110,7 +110,7 @@ class Campaign:
         """The runs of train.py that make a drafter; the last one's folder is its checkpoint."""
         jobs: list[Job] = []
         for number, experiment in enumerate(training.experiments):
-            own = [f"experiment={experiment}", f"name={training.name}", _NO_PAGE, "logger=csv"]
+            own = [f"experiment={experiment}", f"name={training.name}", _NO_PAGE, *self._logger]
             own += [*training.overrides] if training.measured else ["speed_eval=off", *training.overrides]
             if self.options.epochs is not None:
                 own.append(f"model.recipe.epochs={self._epochs(training, number)}")
@@ -129,7 +129,7 @@ class Campaign:
     def job_of(self, stage: Stage, measurement: Measurement) -> Job:
         """The run of evaluate.py that makes ``measurement``."""
         prompts = self._prompts(stage)
-        own = [*measurement.overrides, f"name={measurement.name}", _NO_PAGE, "logger=csv"]
+        own = [*measurement.overrides, f"name={measurement.name}", _NO_PAGE, *self._logger]
         own += [f"speed.prompts={prompts}"] if prompts is not None else []
         own += self.options.overrides
         made_from = []
@@ -160,6 +160,11 @@ class Campaign:
             self.report.kept.append(job.folder)
         elif self._run(name, job, "measure", self._seconds(stage, measurement)):
             self.report.measured.append(job.folder)
+
+    @property
+    def _logger(self) -> tuple[str, ...]:
+        """The logger of every run, unless one was asked for."""
+        return () if asks_for_logger(self.options.overrides) else ("logger=csv",)
 
     def _train(self, training: Training) -> Path | None:
         jobs, due = self.jobs_of(training), False
@@ -213,6 +218,11 @@ class Campaign:
         stages = len(training.experiments)
         rest = self.options.epochs % stages if number == stages - 1 else 0
         return max(1, self.options.epochs // stages + rest)
+
+
+def asks_for_logger(overrides: Sequence[str]) -> bool:
+    """Whether ``overrides`` choose a logger."""
+    return any(override.startswith("logger=") for override in overrides)
 
 
 def measuring_seconds(measurement: Measurement, prompts: int | None) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fovea.app.launch import CONFIG_DIR
 from fovea.campaign.plan import Measurement, Stage, Training
+from fovea.evaluation.page.belonging import BRANCHES
 
 #: Second stage of a method's training, as an experiment; it starts from the weights of the first.
 SECOND_STAGE = {"vispec": "vispec_stage2"}
@@ -11,6 +12,8 @@ SECOND_STAGE = {"vispec": "vispec_stage2"}
 _BARE = ("speed.trajectories=0", "speed.transformers_prompts=0")
 #: Draft trees from a chain to the papers' own, as width, depth and nodes, the root counted.
 TREES = ((1, 2, 3), (1, 4, 5), (1, 6, 7), (2, 4, 8), (2, 6, 10), (3, 6, 16), (4, 6, 24), (6, 6, 40))
+#: Settings of SpecVLM's Table 4: ratios of the branches that shorten, and queries of the resampler.
+RATIOS, QUERIES = (2, 3, 5, 10, 20), (1, 2, 4, 8, 10)
 #: Seconds that a drafter trains on two CPU cores, where it is not about a minute.
 _SECONDS = {
     "dream": 45,
@@ -117,6 +120,7 @@ def evidence() -> list[Stage]:
                 for name, of in (("eaglevlm", eaglevlm), ("specvlm", specvlm), ("fovea", fovea))
             ),
         ),
+        _branches(),
         Stage(
             "epochs",
             "EagleVLM and SpecVLM after each epoch of training online (SpecVLM, Table 7)",
@@ -126,6 +130,17 @@ def evidence() -> list[Stage]:
             ),
         ),
     ]
+
+
+def _branches() -> Stage:
+    """Every branch of SpecVLM's compressor alone, with every ratio of the paper; each takes a drafter of its own."""
+    made = []
+    for branch, setting in BRANCHES.items():
+        for number in QUERIES if setting == "queries" else RATIOS:
+            settings = (f"drafter.compression.mode={branch}", f"drafter.compression.{setting}={number}")
+            alone = Training(f"specvlm_{branch}_{number}", ("specvlm",), settings, seconds=30)
+            made.append(Measurement(f"{branch}_{number}", _BARE, alone))
+    return Stage("branches", "branches of SpecVLM's compressor one by one (SpecVLM, Table 4)", tuple(made))
 
 
 def _shape(width: int, depth: int, nodes: int) -> tuple[str, ...]:

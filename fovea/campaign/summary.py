@@ -7,13 +7,18 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
+
+from fovea.app.launch import CONFIG_DIR
 from fovea.app.provenance import provenance
 from fovea.campaign.jobs import Job, read_record
 from fovea.campaign.plan import Stage, trainings_of
-from fovea.campaign.runner import Campaign, measuring_seconds
+from fovea.campaign.runner import Campaign, asks_for_logger, measuring_seconds
 from fovea.evaluation.table import markdown_table
 
 SUMMARY = "evidence"
+#: Numbers beside each measurement.
+_HEADLINE = ("tau", "speedup", "exact_matches")
 
 
 def listing(stages: Sequence[Stage], prompts: int | None) -> list[list[str]]:
@@ -55,11 +60,7 @@ def write_summary(campaign: Campaign) -> str:
     """Writes ``evidence.md`` and ``evidence.json`` into the campaign's folder; returns what the console should say."""
     report, out = campaign.report, campaign.options.out
     trained = [(training.name, job) for training in trainings_of(campaign.stages) for job in campaign.jobs_of(training)]
-    measured = [
-        (f"{stage.name}/{measurement.name}", campaign.job_of(stage, measurement))
-        for stage in campaign.stages
-        for measurement in stage.measurements
-    ]
+    measured = _measurements(campaign)
     words = [
         _counted("drafters", "trained", trained, report.trained),
         _counted("measurements", "made", measured, report.measured),
@@ -69,7 +70,7 @@ def write_summary(campaign: Campaign) -> str:
     words += [f"FAILED {name}: {why}" for name, why in report.failed.items()]
     tables = [
         ("Trained", _table(trained, report.trained, ())),
-        ("Measured", _table(measured, report.measured, ("tau", "speedup", "exact_matches"))),
+        ("Measured", measured_rows(campaign)),
     ]
     body = [part for title, table in tables for part in (f"## {title}", markdown_table(table))]
     text = "\n\n".join(["# Evidence", "\n\n".join(words), *body, "Commands are in `commands.sh`."])
@@ -83,6 +84,32 @@ def write_summary(campaign: Campaign) -> str:
     }
     (out / f"{SUMMARY}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return "\n".join([*words, f"what was done is in {out / SUMMARY}.md"])
+
+
+def measured_rows(campaign: Campaign) -> list[list[str]]:
+    """Heading and a row per measurement: when it was made, how long it took, and its headline numbers."""
+    return _table(_measurements(campaign), campaign.report.measured, _HEADLINE)
+
+
+def _measurements(campaign: Campaign) -> list[tuple[str, Job]]:
+    return [
+        (f"{stage.name}/{measurement.name}", campaign.job_of(stage, measurement))
+        for stage in campaign.stages
+        for measurement in stage.measurements
+    ]
+
+
+def track(campaign: Campaign, shown: Sequence[Path]) -> None:
+    """Tells W&B of the page over ``shown``, its tables and its plots, where the campaign's runs tell it something."""
+    options = campaign.options
+    if not asks_for_logger(options.overrides):
+        return
+    from fovea.app.tracking import log_sweep  # which brings torch in
+
+    own = [*options.overrides, f"paths.output_dir={options.out}", f"name={SUMMARY}"]
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        cfg = compose("evaluate", overrides=own)
+    log_sweep(cfg, options.out, measured_rows(campaign), [folder for folder in shown if folder.is_dir()])
 
 
 def _counted(things: str, done: str, jobs: Sequence[tuple[str, Job]], new: Sequence[Path]) -> str:

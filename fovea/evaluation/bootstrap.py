@@ -3,11 +3,15 @@
 The percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13) over conversations:
 turns of one conversation share pictures and text, so they are drawn together. Conversations are put in the order of
 their keys first; so the intervals are the same, however many ranks have measured.
+
+A mean over answers is a ratio of sums too, whose denominator counts answers. A largest value, such as the peak of the
+memory, has no interval: resamples never hold more than the sample, so the bootstrap of a maximum is not consistent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +26,12 @@ RESAMPLES = 1000
 FIGURES: tuple[str, ...] = (
     *("tau", "accepted_drafts_per_round", "speedup", "decode_speedup"),
     *("prefill_share", "draft_share", "verify_share"),  # of ``time_share``
+    *("mean_of_sample_speedups", "share_faster_than_ar"),
 )
-#: What a conversation adds to the sums behind them.
-_SUMS = 10
+#: Figures with a list of intervals, one per depth of the draft, likewise.
+BY_DEPTH: tuple[str, ...] = ("reach_rate", "conditional_rate")
+#: Sums behind them, without those by depth.
+_SUMS = 13
 
 #: Counts of conversations that are drawn at a time.
 _CHUNK = 1 << 21
@@ -37,14 +44,26 @@ Interval = list[float]
 
 def speed_intervals(
     pairs: Sequence[Pair], resamples: int = RESAMPLES, *, seed: int = 0, confidence: float = CONFIDENCE
-) -> dict[str, Interval | None]:
-    """An interval per figure of :data:`FIGURES`; None where there is none, as :func:`ratio_intervals` says."""
-    sums = _by_conversation(pairs)
-    units = np.array([sums[key] for key in sorted(sums)]).reshape(-1, _SUMS)
-    rounds, committed, accepted, spec, ar, spec_decode, ar_decode, prefill, draft, verify = range(_SUMS)
+) -> dict[str, Any]:
+    """An interval per figure of :data:`FIGURES`, and a list of them per figure of :data:`BY_DEPTH`.
+
+    None where there is none, as :func:`ratio_intervals` says.
+    """
+    depths = max((r.tree_depth for speculative, _ in pairs for r in speculative.rounds), default=0)
+    sums = _by_conversation(pairs, depths)
+    units = np.array([sums[key] for key in sorted(sums)]).reshape(-1, _SUMS + 2 * depths)
+    rounds, committed, accepted, spec, ar, spec_decode, ar_decode, prefill, draft, verify, answers, ratio, faster = (
+        range(_SUMS)
+    )
     ratios = [(committed, rounds), (accepted, rounds), (ar, spec), (ar_decode, spec_decode)]
     ratios += [(part, spec) for part in (prefill, draft, verify)]
-    found = dict(zip(FIGURES, ratio_intervals(units, ratios, resamples, seed, confidence), strict=True))
+    ratios += [(ratio, answers), (faster, answers)]
+    reached, tried = (range(_SUMS + place * depths, _SUMS + (place + 1) * depths) for place in (0, 1))
+    ratios += [(column, rounds) for column in reached] + list(zip(reached, tried, strict=True))
+    intervals = ratio_intervals(units, ratios, resamples, seed, confidence)
+    by_depth = intervals[len(FIGURES) :]
+    found: dict[str, Any] = dict(zip(FIGURES, intervals, strict=False))
+    found |= dict(zip(BY_DEPTH, (by_depth[:depths], by_depth[depths:]), strict=True))
     if found["tau"] is None:  # without rounds nothing was decoded speculatively
         found["decode_speedup"] = None
     return found
@@ -103,11 +122,15 @@ def ratio_intervals(
     return intervals
 
 
-def _by_conversation(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-    """What each conversation adds to the sums, rounds and committed tokens first."""
+def _by_conversation(pairs: Sequence[Pair], depths: int = 0) -> dict[str, np.ndarray]:
+    """What each conversation adds to the sums, rounds and committed tokens first.
+
+    Behind the others stand, for each of the ``depths`` k, the rounds that accepted k drafts or more, and then those
+    that accepted k - 1 or more of a tree that was k deep.
+    """
     sums: dict[str, np.ndarray] = {}
     for speculative, autoregressive in pairs:
-        unit = sums.setdefault(conversation_of(speculative.key), np.zeros(_SUMS))
+        unit = sums.setdefault(conversation_of(speculative.key), np.zeros(_SUMS + 2 * depths))
         rounds = speculative.rounds
         unit += (
             len(rounds),
@@ -120,6 +143,11 @@ def _by_conversation(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
             speculative.prefill_s,
             sum(r.draft_s for r in rounds),
             sum(r.verify_s for r in rounds),
+            1,
+            autoregressive.total_s / speculative.total_s,
+            speculative.total_s < autoregressive.total_s,
+            *(sum(r.accepted >= k for r in rounds) for k in range(1, depths + 1)),
+            *(sum(r.accepted >= k - 1 and r.tree_depth >= k for r in rounds) for k in range(1, depths + 1)),
         )
     return sums
 

@@ -43,7 +43,8 @@ DEFINITIONS = {
     "time_share": "parts of the speculative wall-clock: prefill, draft (all of the proposer's work between rounds), "
     "verify (the target's pass and its choices), rest (bookkeeping)",
     "round_ms": "milliseconds per round spent on draft, verify and rest",
-    "peak_memory_ratio": "most device memory of a speculative answer / of an autoregressive one",
+    "peak_memory_ratio": "most device memory of a speculative answer / of an autoregressive one; it has no interval, "
+    "because a largest value has no bootstrap",
     "macro": "plain mean of the sources' values (those defined)",
 }
 

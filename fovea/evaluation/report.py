@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fovea.evaluation import budget_report, plots
-from fovea.evaluation.bootstrap import RESAMPLES
+from fovea.evaluation.bootstrap import BY_DEPTH, RESAMPLES
 from fovea.evaluation.budget_results import BUDGET
 from fovea.evaluation.compression import compression_figures, usage_table
 from fovea.evaluation.history import TrainingHistory, reported_evaluation
 from fovea.evaluation.json_lines import RecordError, read_object
 from fovea.evaluation.results import ALL, DEFINITIONS, EVIDENCE, SpeedResult
 from fovea.evaluation.style import save
-from fovea.evaluation.table import COLUMNS, console_table, interval_rows, markdown_table, rows
+from fovea.evaluation.table import COLUMNS, INTERVAL, console_table, interval_rows, markdown_table, rows
 from fovea.files import write_text
 
 REPORT, PLOTS = "report", "plots"
+#: Most keys of prompts that could not be read on the console.
+_MOST_KEYS = 10
 
 
 def write_report(run: Path) -> SpeedResult:
@@ -67,6 +69,9 @@ def print_table(result: SpeedResult, console: Console | None = None) -> None:
     for column in COLUMNS:
         if column.heading in headings:
             console.print(f"[dim]{column.heading}: {column.meaning}[/dim]")
+    if result.failed:
+        first = ", ".join(list(result.failed)[:_MOST_KEYS]) + (", ..." if len(result.failed) > _MOST_KEYS else "")
+        console.print(_unread(result.failed), first, markup=False)
 
 
 def _figures(result: SpeedResult, history: TrainingHistory) -> Iterator[tuple[str, Figure]]:
@@ -135,6 +140,7 @@ def _markdown(record: dict[str, Any], more: list[str]) -> str:
         markdown_table(table),
         "\n".join(f"- **{c.heading}**: {c.meaning}." for c in COLUMNS if c.heading in table[0]),
         *_intervals(record),
+        *_by_depth(pooled),
         "## Is it lossless?",
         f"Of {pooled['samples']} answers, {pooled['exact']} equal the autoregressive ones token for token, "
         f"{pooled['ties']} leave them at a near-tie of the target's own logits, and {pooled['unexplained']} differ "
@@ -143,7 +149,7 @@ def _markdown(record: dict[str, Any], more: list[str]) -> str:
         _listed(record["differences"]),
     ]
     if record["failed"]:
-        parts += [f"Prompts that could not be read, and are in no figure: {len(record['failed'])}."]
+        parts += [_unread(record["failed"])]
         parts += [_listed([f"`{key}`: {why}" for key, why in record["failed"].items()])]
     if record["compression"]:
         parts += [
@@ -188,6 +194,26 @@ def _intervals(record: dict[str, Any]) -> list[str]:
         "They say nothing about other machines or seeds."
     )
     return [words, markdown_table(table)]
+
+
+def _by_depth(pooled: Mapping[str, Any]) -> list[str]:
+    """Acceptance by depth over all families, with its intervals."""
+    depths = range(len(pooled["reach_rate"]))
+    if not depths:
+        return []
+    rows = [["depth k", "of all rounds", INTERVAL, "of rounds with k - 1 and a tree so deep", INTERVAL]]
+    for k in depths:
+        row = [str(k + 1)]
+        for figure in BY_DEPTH:
+            share, bounds = pooled[figure][k], pooled["intervals"][figure][k]
+            row.append("-" if share is None else f"{share:.1%}")
+            row.append(" to ".join(f"{bound:.1%}" for bound in bounds) if bounds else "-")
+        rows.append(row)
+    return ["Rounds with k or more accepted drafts:", markdown_table(rows)]
+
+
+def _unread(failed: Mapping[str, str]) -> str:
+    return f"Prompts that could not be read, and are in no figure: {len(failed)}."
 
 
 def _headline(record: dict[str, Any]) -> str:

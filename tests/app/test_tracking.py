@@ -81,6 +81,9 @@ def test_tables_hold_every_figure_and_one_type_a_column():
     assert pooled["time_share_prefill"] == figures["time_share"]["prefill"]
     assert pooled["prefill_share_high"] == figures["intervals"]["prefill_share"][1]
     assert pooled["peak_memory_ratio"] is None
+    low, high = figures["intervals"]["mean_of_sample_speedups"]
+    found = [pooled[f"mean_of_sample_speedups{end}"] for end in ("", "_low", "_high")]
+    assert found == [figures["mean_of_sample_speedups"], low, high]
     for column in zip(*rows, strict=True):
         assert len({type(value) for value in column if value is not None}) <= 1
     empty = BudgetResult([], settings={"ratios": [0, 1], "low": 0, "high": 1})
@@ -113,6 +116,8 @@ def test_an_offline_run_holds_tables_pictures_and_page_and_no_folder(run, offlin
     assert pooled["tau"] == pytest.approx(result.figures()[ALL]["tau"])
     assert len(table(found["final/answers"])) == len(result.prompts)
     assert table(found["final/budgets"])[-1]["states"] == 2
+    deepest = [row for row in table(found["final/acceptance"]) if row["family"] == ALL][-1]
+    assert deepest["reach_rate"] == result.figures()[ALL]["reach_rate"][-1]
     assert [row["focus"] for row in table(found["final/focus"])] == ["attended", "retrieved"] * 2
     assert "Visual budgets and focus" in found["final/page"]
     sent = records(run)
@@ -137,7 +142,16 @@ def test_a_sweep_is_a_run_of_its_own(offline, tmp_path, monkeypatch):
     compared = table(found["sweep/comparison"])
     assert [row["method"] for row in compared] == ["fovea, nodes=0", "fovea, nodes=1"]
     assert "2 evaluations of fovea" in found["sweep/page"]
+    rows = {row["method"]: row for row in table(found["sweep/fovea_table1_llava-next-7b"])}
+    taus = [row["tau"] for row in compared]
+    assert rows["FOVEA"]["tau here"] == f"{taus[0]:.2f} to {taus[1]:.2f} (2)"
+    assert rows["FOVEA"]["Avg"] == "1.68x / 3.96"
+    times = table(found["sweep/times"])
+    assert [row["draft ms"] for row in times] == pytest.approx([3.0, 3.0])
+    assert {f"sweep/{path.stem}" for path in (sweep / "page_tables").iterdir()} <= found.keys()
     sent = records(sweep)
+    logged = {item.key or item.nested_key[0] for record in sent for item in record.history.item}
+    assert {"sweep/plots/speed-against-tau", "sweep/plots/acceptance-by-depth", "sweep/summary"} <= logged
     (begun,) = [record.run for record in sent if record.HasField("run")]
     assert (begun.run_group, begun.job_type) == ("2026-01-02 03-04-05", "sweep")
     _tells_nothing(sent, {"page": found["sweep/page"]}, sweep)

@@ -59,4 +59,4 @@ def files(folder: Path) -> dict[str, str]:
     """The tables and pages of that run, by their keys."""
     media = next(folder.glob("wandb/offline-run-*/files/media"))
     found = [*media.glob("table/**/*.json"), *media.glob("html/**/*.html")]
-    return {f"{path.parent.name}/{path.name.split('_')[0]}": path.read_text(encoding="utf-8") for path in found}
+    return {f"{path.parent.name}/{path.name.rsplit('_', 2)[0]}": path.read_text(encoding="utf-8") for path in found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -19,13 +20,14 @@ import pytest
 from fovea.app.launch import CONFIG_DIR
 from fovea.app.runs import LAST_CHECKPOINT
 from fovea.campaign import jobs, keys, runner
-from fovea.campaign.command import default_checkpoints
+from fovea.campaign.command import count, default_checkpoints
 from fovea.campaign.jobs import BEGUN, RECORD, Job, JobError, read_record
 from fovea.campaign.pace import Pace
 from fovea.campaign.plan import Measurement, Stage, Training, trainings_of
 from fovea.campaign.runner import Campaign, Options
 from fovea.campaign.stages import evidence, method_stage, methods, training
-from fovea.campaign.summary import commands, listing, write_summary
+from fovea.campaign.summary import commands, listing, track, write_summary
+from fovea.evaluation.page.published_table import read
 
 #: Appends its command line to a log, fails where a file says so, and otherwise ends as an entry point does.
 SCRIPT = """
@@ -247,6 +249,39 @@ def test_every_command_is_kept_and_can_be_repeated(root, tmp_path):
     assert all("speed.warmup_prompts=0" in words for words in lines[:-1] if words)
 
 
+def test_another_logger_takes_the_place_of_the_files_and_changes_no_key(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "settings_digest", keys.settings_digest)
+    plain, tracked = campaign(tmp_path), campaign(tmp_path, "logger=wandb_offline", "logger.wandb.project=mine")
+    for one, logger in ((plain, "logger=csv"), (tracked, "logger=wandb_offline")):
+        jobs = [*one.jobs_of(ONE), one.job_of(STAGES[0], STAGES[0].measurements[0])]
+        assert all([word for word in job.overrides if word.startswith("logger=")] == [logger] for job in jobs)
+    assert plain.jobs_of(ONE)[0].settings == tracked.jobs_of(ONE)[0].settings
+    assert plain.jobs_of(ONE)[0].folder == tracked.jobs_of(ONE)[0].folder
+
+
+def test_a_tracked_campaign_tells_of_its_page(root, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("fovea.app.tracking.log_sweep", lambda *given: told.append(given))
+    shown = [tmp_path / "out" / "first", tmp_path / "never measured"]
+    shown[0].mkdir(parents=True)
+    track(campaign(tmp_path), shown)
+    assert told == []
+    track(campaign(tmp_path, "logger=wandb_offline", "logger.wandb.project=mine"), shown)
+    ((cfg, folder, rows, found),) = told
+    assert (cfg.logger.wandb.project, folder, found) == ("mine", tmp_path / "out", shown[:1])
+    assert [row[0] for row in rows] == ["run", "first/a", "first/b", "second/a", "second/pld"]
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "many", "1.5"])
+def test_counts_below_one_are_refused(text, capsys):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--prompts", type=count)
+    assert parser.parse_args(["--prompts", "7"]).prompts == 7
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--prompts={text}"])
+    assert f"'{text}' is no count; give a whole number of 1 or more" in capsys.readouterr().err
+
+
 def test_epochs_are_shared_by_the_stages_of_a_training(root, tmp_path):
     epochs = [
         next(word for word in job.overrides if word.startswith("model.recipe.epochs="))
@@ -311,6 +346,12 @@ def test_the_evidence_has_every_method_and_every_ablation_and_its_settings_compo
         last = by_name[name].measurements[-1]
         assert one.job_of(by_name[name], last).folder == tmp_path / name / last.name
     assert "speed_eval=off" not in one.jobs_of(by_name["epochs"].runs[0])[0].overrides
+    branches = by_name["branches"].measurements
+    assert [m.name for m in branches[:2] + branches[-1:]] == ["prune_2", "prune_3", "resampler_10"]
+    paper = [(row["branch"], row["ratio"]) for row in read("specvlm_table4_branches")]
+    assert [tuple(m.name.split("_")) for m in branches] == paper
+    job = one.jobs_of(branches[-1].training)[0]
+    assert {"drafter.compression.mode=resampler", "drafter.compression.queries=10"} <= set(job.overrides)
     rows = listing(stages, prompts=8)
     assert rows[-1][1] == str(sum(len(stage.measurements) for stage in stages))
     assert rows[-1][4] == str(len(trainings_of(stages)))

@@ -80,10 +80,14 @@ def read_table(text: str) -> list[list[str]]:
 def test_table_shows_the_pooled_figures(result):
     heading, captions, tables, pooled = rows(result.figures())
     assert heading == [
-        "question family", "answers", "tau", "accepted drafts", "speedup", "decode speedup", "exact matches",
+        "question family", "answers", "tau", "accepted drafts", "speedup", "mean of speedups", "decode speedup",
+        "faster than AR", "exact matches",
     ]  # fmt: skip
     # captions: 21 tokens in 5 rounds; tables: 4 in 3.
-    assert captions == ["captions", "2", "4.20", "3.20", f"{(0.04 + 0.168) / 0.09:.2f}x", "3.36x", "100.0%"]
+    # a: 16 tokens in 50 ms beside 140 ms; b: 7 in 40 beside 68.
+    mean = (0.14 / 0.05 + 0.068 / 0.04) / 2
+    assert captions[:5] == ["captions", "2", "4.20", "3.20", f"{(0.04 + 0.168) / 0.09:.2f}x"]
+    assert captions[5:] == [f"{mean:.2f}x", "3.36x", "100%", "100.0%"]
     assert tables[1:4] == ["1", "1.33", "0.33"]
     assert pooled[:4] == [ALL, "3", f"{25 / 8:.2f}", f"{17 / 8:.2f}"]
 
@@ -146,8 +150,15 @@ def test_confidence_intervals_stand_beside_the_figures(run, result):
     table = read_table(text[text.index("95 % intervals") :])
     assert table == interval_rows(result.figures())
     assert [row[0] for row in table[1:]] == ["captions", "tables", ALL]
-    assert table[2][1:] == ["-"] * 4, "one answer has no interval"
-    low, high = result.figures()[ALL]["intervals"]["tau"]
+    assert table[2][1:] == ["-"] * 6, "one answer has no interval"
+    pooled = result.figures()[ALL]
+    by_depth = read_table(text[text.index("Rounds with k or more accepted drafts:") :])
+    assert [row[0] for row in by_depth[1:]] == ["1", "2", "3", "4", "5"]
+    assert [row[1] for row in by_depth[1:]] == [f"{share:.1%}" for share in pooled["reach_rate"]]
+    ends = pooled["intervals"]["reach_rate"][2]
+    assert by_depth[3][2] == f"{ends[0]:.1%} to {ends[1]:.1%}"
+    assert ends[0] <= pooled["reach_rate"][2] <= ends[1]
+    low, high = pooled["intervals"]["tau"]
     assert table[3][1] == f"{low:.2f} to {high:.2f}"
     assert low < 25 / 8 < high
     for name in ("report.json", "evaluation/final/evaluation.json"):

@@ -23,6 +23,9 @@ METHODS = {
     "select": "specvlm",
 }
 
+#: Branches of SpecVLM's compressor that stand alone -> the setting that says how much they leave.
+BRANCHES = {"prune": "prune_ratio", "pool": "pool_ratio", "conv": "conv_ratio", "resampler": "queries"}
+
 _DEPTH, _INTERFACE, _MODE = "drafter.max_correction_depth", "drafter.interface", "drafter.retrieval.mode"
 #: What makes a FOVEA a variant of it, by the papers' names where they have one: a setting and its value.
 VARIANTS: dict[str, tuple[str, Any]] = {
@@ -71,6 +74,15 @@ def is_decoded_so(entry: Entry) -> bool:
     return name in VARIANTS and entry.config.get("task") == "evaluate" and VARIANTS[name][0] in entry.fields
 
 
+def branch_of(entry: Entry) -> tuple[str, int] | None:
+    """The branch of SpecVLM's compressor that an entry has alone, and its ratio or queries; None with a gate."""
+    mode = _at(entry.config, "drafter.compression.mode")
+    if mode not in BRANCHES:
+        return None
+    ratio = _at(entry.config, f"drafter.compression.{BRANCHES[mode]}")
+    return (mode, ratio) if isinstance(ratio, int) else None
+
+
 def study_of(entry: Entry) -> str | None:
     """The study that a variant of FOVEA belongs to; None for what is no variant."""
     name = variant_of(entry)
@@ -91,9 +103,9 @@ def tree_of(entry: Entry) -> tuple[int, int, int] | None:
 
 
 def of_method(entries: Sequence[Entry], published: str) -> list[Entry]:
-    """The entries that belong to the row of a method; of FOVEA those without any change."""
+    """The entries that belong to the row of a method; of FOVEA those without any change, of SpecVLM with its gate."""
     name = METHODS.get(published)
-    own = [entry for entry in entries if entry.method == name]
+    own = [entry for entry in entries if entry.method == name and branch_of(entry) is None]
     return [entry for entry in own if variant_of(entry) == FULL] if name == METHODS["FOVEA"] else own
 
 

@@ -1,4 +1,4 @@
-"""Puts the page together: one HTML file that needs no network, and the comparison as Markdown, LaTeX and CSV."""
+"""Puts the page together: one HTML file that needs no network, and its tables as Markdown, LaTeX and CSV beside it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from fovea.evaluation import budget_plots, plots
 from fovea.evaluation.diagnostics import DEFINITIONS as BUDGET_DEFINITIONS
 from fovea.evaluation.page import charts, comparison, study_charts
-from fovea.evaluation.page.entries import Entry, find_entries, labelled
-from fovea.evaluation.page.papers import HERE, PublishedTable, published_tables
-from fovea.evaluation.page.studies import BUDGETS, EPOCHS, TREES, Study, compared, find_studies
-from fovea.evaluation.page.study_tables import TIMES, Table, measured, tables_of
+from fovea.evaluation.page.entries import Entry, find_entries
+from fovea.evaluation.page.published_table import HERE, PublishedTable
+from fovea.evaluation.page.studies import BUDGETS, EPOCHS, TREES, Study
+from fovea.evaluation.page.study_tables import Table
 from fovea.evaluation.page.svg import inline_svg
+from fovea.evaluation.page.take_along import PageTables, write_tables
 from fovea.evaluation.page.trajectories import viewer_data
 from fovea.evaluation.results import ALL, DEFINITIONS
 from fovea.files import write_text
@@ -46,7 +47,9 @@ def page_over(folders: Sequence[Path], path: Path) -> list[Path]:
 
 
 def write_page(entries: Sequence[Entry], path: Path, without: Mapping[str, str] | None = None) -> list[Path]:
-    """Writes the page at ``path`` and the comparison in three formats beside it, under the same name.
+    """Writes the page at ``path``, the comparison in three formats beside it, and all other tables in a folder.
+
+    The comparison has the name of the page; the folder is called so too, with ``_tables`` behind it.
 
     Args:
         entries: the evaluations, at least one.
@@ -59,22 +62,29 @@ def write_page(entries: Sequence[Entry], path: Path, without: Mapping[str, str] 
     entries = sorted(entries, key=lambda entry: -(entry.pooled["tau"] or 0.0))
     path.parent.mkdir(parents=True, exist_ok=True)
     exports = {suffix: write(entries) for suffix, (_, write) in EXPORTS.items()}
-    write_text(path, _page(entries, exports, without or {}))
+    tables = PageTables.over(entries)
+    folder = tables_folder(path)
+    write_text(path, _page(entries, tables, exports, without or {}, folder.name))
     written = [path]
     for suffix, text in exports.items():
         written.append(path.with_suffix(suffix))
         write_text(written[-1], text)
-    return written
+    return [*written, *write_tables(tables.to_take(), folder)]
 
 
-def _page(entries: Sequence[Entry], exports: Mapping[str, str], without: Mapping[str, str]) -> str:
+def tables_folder(path: Path) -> Path:
+    """Where the tables of the page at ``path`` lie."""
+    return path.with_name(f"{path.stem}_tables")
+
+
+def _page(
+    entries: Sequence[Entry], tables: PageTables, exports: Mapping[str, str], without: Mapping[str, str], folder: str
+) -> str:
     here = files("fovea.evaluation.page")
     css, script, template = (
         (here / name).read_text(encoding="utf-8") for name in ("page.css", "viewer.js", "page.html.jinja")
     )
-    main = labelled(compared(entries))
-    published = published_tables(entries)
-    studies = [_section(study, published) for study in find_studies(entries)]
+    studies = [_section(study, own, tables.published) for study, own in tables.studies]
     told = {study["name"] for study in studies}
     return (
         Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -84,17 +94,20 @@ def _page(entries: Sequence[Entry], exports: Mapping[str, str], without: Mapping
             lead=_lead(entries),
             css=Markup(css),
             script=Markup(script),
-            comparison=_compared("Comparison", main),
-            times=measured("Where the time goes", [(entry.label, entry) for entry in main], TIMES),
-            everything=_compared("Every evaluation", entries) if len(main) < len(entries) else None,
+            comparison=tables.comparison,
+            acceptance=tables.acceptance,
+            times=tables.times,
+            everything=tables.everything,
+            unread=[(entry.label, list(entry.result.failed)) for entry in entries if entry.result.failed],
+            folder=folder,
             intervals=DEFINITIONS["intervals"],
             unmeasured=without,
             conditions=comparison.conditions(entries),
             trajectories=Markup(viewer_data(entries)),
-            plots=[_drawn(*plot) for plot in _plots(main)],
+            plots=[_drawn(*plot) for plot in _plots(tables.main)],
             studies=studies,
             here=HERE,
-            published=[table for table in published if table.study not in told],
+            published=[table for table in tables.published if table.study not in told],
             exports=[(EXPORTS[suffix][0], text) for suffix, text in exports.items()],
             definitions=DEFINITIONS | BUDGET_DEFINITIONS if BUDGETS in told else DEFINITIONS,
             footer="Made by python -m fovea.evaluation.report from saved traces; every figure can be made again.",
@@ -103,21 +116,17 @@ def _page(entries: Sequence[Entry], exports: Mapping[str, str], without: Mapping
     )
 
 
-def _compared(title: str, entries: Sequence[Entry]) -> Table:
-    return measured(title, [(entry.label, entry) for entry in entries], comparison.MEASURES)
-
-
 def _drawn(name: str, caption: str, figure: Figure) -> dict[str, Any]:
     return {"name": name, "caption": caption, "svg": Markup(inline_svg(figure, name, caption))}
 
 
-def _section(study: Study, published: Sequence[PublishedTable]) -> dict[str, Any]:
+def _section(study: Study, tables: Sequence[Table], published: Sequence[PublishedTable]) -> dict[str, Any]:
     """What the page shows of a study: its tables and plots, and the papers' tables beside them."""
     return {
         "name": study.name,
         "title": study.title,
         "words": study.words,
-        "tables": tables_of(study),
+        "tables": tables,
         "plots": [_drawn(*plot) for plot in _study_plots(study)],
         "published": [table for table in published if table.study == study.name],
     }
@@ -140,6 +149,13 @@ def _study_plots(study: Study) -> Iterator[tuple[str, str, Figure]]:
             "Bars: 95 % intervals over conversations. Rest on a point for its figures.",
             draw(study),
         )
+
+
+def page_plots(tables: PageTables) -> Iterator[tuple[str, str, Figure]]:
+    """Name, caption and figure of every plot of the page, those of its studies among them."""
+    yield from _plots(tables.main)
+    for study, _ in tables.studies:
+        yield from _study_plots(study)
 
 
 def _title(entries: Sequence[Entry]) -> str:

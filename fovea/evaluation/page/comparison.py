@@ -63,6 +63,12 @@ MEASURES = (
     Measure("parameters", "{:,.2f}M", _parameters, "trainable weights of the drafter, in millions; a dash: none"),
     Measure("training", "{:,.0f} s", lambda e: e.training_s, "seconds that training took, where it was noted"),
     Measure("answers", "{:d}", _figure("samples"), DEFINITIONS["samples"]),
+    Measure(
+        "not read",
+        "{:d}",
+        lambda e: len(e.result.failed) or None,
+        "prompts that could not be read, and are in no figure; a dash: none",
+    ),
     Measure("tau", "{:.2f}", _figure("tau"), DEFINITIONS["tau"], "tau"),
     Measure(
         "accepted drafts",
@@ -72,7 +78,21 @@ MEASURES = (
         "accepted_drafts_per_round",
     ),
     Measure("speedup", "{:.2f}x", _figure("speedup"), DEFINITIONS["speedup"], "speedup"),
+    Measure(
+        "mean of speedups",
+        "{:.2f}x",
+        _figure("mean_of_sample_speedups"),
+        DEFINITIONS["mean_of_sample_speedups"],
+        "mean_of_sample_speedups",
+    ),
     Measure("decode speedup", "{:.2f}x", _figure("decode_speedup"), DEFINITIONS["decode_speedup"], "decode_speedup"),
+    Measure(
+        "faster than AR",
+        "{:.0%}",
+        _figure("share_faster_than_ar"),
+        DEFINITIONS["share_faster_than_ar"],
+        "share_faster_than_ar",
+    ),
     Measure(
         "vs. HF generate",
         "{:.2f}x",
@@ -136,23 +156,22 @@ def markdown(entries: Sequence[Entry]) -> str:
 
 def latex(entries: Sequence[Entry]) -> str:
     """The comparison as a ``tabular`` for ``booktabs``; intervals stand in a smaller size behind their values."""
-    measures = measures_of(entries)
-    lines = [
-        "% Needs \\usepackage{booktabs}.",
-        *(f"% {measure.name}: {measure.meaning}" for measure in measures),
-        f"\\begin{{tabular}}{{l{'r' * len(measures)}}}",
-        "\\toprule",
-        " & ".join(_escaped(name) for name in ["method", *(measure.name for measure in measures)]) + " \\\\",
-        "\\midrule",
-    ]
-    for entry in entries:
-        cells = [_escaped(entry.label)]
-        for measure in measures:
-            interval = measure.interval_text(entry)
-            value = _escaped(measure.text(entry))
-            cells.append(f"{value} {{\\scriptsize[{_escaped(interval)}]}}" if interval else value)
-        lines.append(" & ".join(cells) + " \\\\")
+    return tabular(text_rows(entries), [f"{measure.name}: {measure.meaning}" for measure in measures_of(entries)])
+
+
+def tabular(rows: Sequence[Sequence[str]], comments: Sequence[str]) -> str:
+    """Heading and rows as a ``tabular`` for ``booktabs``; what ends in brackets is an interval, and smaller."""
+    heading, *body = [" & ".join(map(_latex_cell, row)) + " \\\\" for row in rows]
+    lines = ["% Needs \\usepackage{booktabs}.", *(f"% {comment}" for comment in comments)]
+    lines += [f"\\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", "\\toprule", heading, "\\midrule", *body]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+def _latex_cell(text: str) -> str:
+    value, bracket, interval = text.rpartition(" [")
+    if bracket and interval.endswith("]"):
+        return f"{_escaped(value)} {{\\scriptsize[{_escaped(interval[:-1])}]}}"
+    return _escaped(text)
 
 
 def comma_separated(entries: Sequence[Entry]) -> str:
@@ -192,4 +211,5 @@ def families(entries: Sequence[Entry], figure: str) -> tuple[list[str], list[tup
 def _escaped(text: str) -> str:
     """Text with what LaTeX would take for commands made harmless."""
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+    special |= {"Δ": "$\\Delta$", "±": "$\\pm$", "\N{EN DASH}": "--"}
     return "".join(special.get(c) or (f"\\{c}" if c in "&%$#_{}" else c) for c in text)

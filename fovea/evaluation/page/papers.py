@@ -6,48 +6,24 @@ here, so the two are for orientation and never for a ranking.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from fovea.evaluation.page.belonging import FULL, TRAINED, of_method, of_variant, siblings, temperature_of, whole_beside
 from fovea.evaluation.page.entries import Entry
-from fovea.evaluation.page.studies import BUDGETS, EPOCHS, compared
-from fovea.evaluation.results import ALL
-
-HERE = (
-    "The shaded columns are ours, measured on another target, other data and other hardware than the paper's: they "
-    "show where a method stands here, and are no ranking against it."
+from fovea.evaluation.page.papers_specvlm import branches_table, compressor_table, specvlm_tables
+from fovea.evaluation.page.published_table import (
+    SPEED_HERE,
+    PublishedTable,
+    pair,
+    ranged,
+    read,
+    speed_and_tau,
+    value_or_range,
+    words,
 )
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """A table of a paper.
-
-    Attributes:
-        title, source, note: its heading; paper and number; what its cells hold.
-        heading: of the paper's columns, the first one naming the row.
-        here: headings of our columns; empty where nothing of ours belongs to the table.
-        rows: the paper's cells, then ours.
-        study: name of the study of ours that it belongs to; empty if it compares methods.
-    """
-
-    title: str
-    source: str
-    note: str
-    heading: list[str]
-    here: list[str]
-    rows: list[list[str]]
-    study: str = ""
-
-    @property
-    def filled(self) -> bool:
-        """Whether a row has figures of ours."""
-        width = len(self.heading)
-        return any(cell != "" for row in self.rows for cell in row[width:])
+from fovea.evaluation.page.studies import BUDGETS, compared
+from fovea.evaluation.results import ALL
 
 
 def published_tables(entries: Sequence[Entry]) -> list[PublishedTable]:
@@ -61,15 +37,10 @@ def published_tables(entries: Sequence[Entry]) -> list[PublishedTable]:
         _controls(entries),
         _depths(entries),
         _budgets(entries),
-        *_specvlm(methods, entries, drawn),
-        _compressor(methods),
+        *specvlm_tables(methods, entries, drawn),
+        compressor_table(methods),
+        branches_table(entries),
     ]
-
-
-def read(name: str) -> list[dict[str, str]]:
-    """Rows of a table in the package data."""
-    text = (files("fovea.evaluation") / "papers" / f"{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 def _fovea_methods(entries: Sequence[Entry]) -> list[PublishedTable]:
@@ -80,12 +51,12 @@ def _fovea_methods(entries: Sequence[Entry]) -> list[PublishedTable]:
         benchmarks = list(dict.fromkeys(row["benchmark"] for row in own))
         body = []
         for method in dict.fromkeys(row["method"] for row in own):
-            pairs = [_pair(cells.get((method, b, "speedup")), cells.get((method, b, "tau"))) for b in benchmarks]
-            body.append([method, *pairs, *_speed(of_method(entries, method))])
+            pairs = [pair(cells.get((method, b, "speedup")), cells.get((method, b, "tau"))) for b in benchmarks]
+            body.append([method, *pairs, *speed_and_tau(of_method(entries, method))])
         tables.append(
             PublishedTable(
-                f"FOVEA and what it compares to, {target}", "FOVEA, Table 1", "Speedup / tau at temperature 0.",
-                ["method", *benchmarks], _SPEED_HERE, body,
+                f"fovea_table1_{target.lower()}", f"FOVEA and what it compares to, {target}", "FOVEA, Table 1",
+                "Speedup / tau at temperature 0.", ["method", *benchmarks], SPEED_HERE, body,
             )
         )  # fmt: skip
     return tables
@@ -93,16 +64,18 @@ def _fovea_methods(entries: Sequence[Entry]) -> list[PublishedTable]:
 
 def _ablation(entries: Sequence[Entry]) -> PublishedTable:
     rows = read("fovea_table2_ablation")
-    cells = {(row["variant"], row["benchmark"]): _pair(row["speedup"], row["tau"]) for row in rows}
+    cells = {(row["variant"], row["benchmark"]): pair(row["speedup"], row["tau"]) for row in rows}
     benchmarks = list(dict.fromkeys(row["benchmark"] for row in rows))
     names = list(dict.fromkeys(row["variant"] for row in rows))
     body = [
-        [_words(name), *(cells[name, b] for b in benchmarks), *_speed(_in_study(entries, name, names))]
+        [words(name), *(cells[name, b] for b in benchmarks), *speed_and_tau(_in_study(entries, name, names))]
         for name in names
     ]
     note = "Speedup / tau with a component left out."
     heading = ["variant", *benchmarks]
-    return PublishedTable("Components of FOVEA", "FOVEA, Table 2", note, heading, _SPEED_HERE, body, TRAINED)
+    return PublishedTable(
+        "fovea_table2", "Components of FOVEA", "FOVEA, Table 2", note, heading, SPEED_HERE, body, TRAINED
+    )
 
 
 def _interfaces(entries: Sequence[Entry]) -> PublishedTable:
@@ -111,13 +84,14 @@ def _interfaces(entries: Sequence[Entry]) -> PublishedTable:
     for name, row in zip(names, rows, strict=True):
         own = _in_study(entries, name, names)
         paper = [row["draft_ms"], row["extra_peak_gib"], f"{row['speedup']}x", row["tau"]]
-        body.append([_words(row["interface"]), *paper, _ranged(own, _draft_ms, "{:.2f}"), *_speed(own)])
+        body.append([words(row["interface"]), *paper, ranged(own, _draft_ms, "{:.2f}"), *speed_and_tau(own)])
     return PublishedTable(
+        "fovea_table3",
         "Interfaces to the drafter's cache",
         "FOVEA, Table 3",
         "Milliseconds of drafting per round, peak memory above the target's in GiB, speedup, tau.",
         ["interface", "draft ms", "extra GiB", "speedup", "tau"],
-        ["draft ms here", *_SPEED_HERE],
+        ["draft ms here", *SPEED_HERE],
         body,
         "interfaces",
     )
@@ -129,16 +103,17 @@ def _controls(entries: Sequence[Entry]) -> PublishedTable:
     cells = {(r["variant"], r["benchmark"], r["metric"]): f"{float(r['mean']):+.3f} ± {r['std']}" for r in rows}
     body = []
     for name in dict.fromkeys(row["variant"] for row in rows):
-        pairs = [_pair(cells[name, b, "delta_speedup"], cells[name, b, "delta_tau"], "") for b in benchmarks]
+        pairs = [pair(cells[name, b, "delta_speedup"], cells[name, b, "delta_tau"], "") for b in benchmarks]
         own = [(one, whole) for one in of_variant(entries, name) if (whole := whole_beside(one, entries))]
         here = [
-            _range([one.pooled[key] - whole.pooled[key] for one, whole in own], "{:+.2f}") for key in ("speedup", "tau")
+            value_or_range([one.pooled[key] - whole.pooled[key] for one, whole in own], "{:+.2f}")
+            for key in ("speedup", "tau")
         ]
-        body.append([_words(name), *pairs, *here])
+        body.append([words(name), *pairs, *here])
     note = "Difference to FOVEA: speedup / tau, mean ± standard deviation. Ours: to the one FOVEA of the same sweep."
     heading = ["variant", *benchmarks]
     here = ["Δ speedup here", "Δ tau here"]
-    return PublishedTable("Retrieval controls", "FOVEA, Table 7", note, heading, here, body, "controls")
+    return PublishedTable("fovea_table7", "Retrieval controls", "FOVEA, Table 7", note, heading, here, body, "controls")
 
 
 def _depths(entries: Sequence[Entry]) -> PublishedTable:
@@ -151,13 +126,14 @@ def _depths(entries: Sequence[Entry]) -> PublishedTable:
             row["macro_tau"],
             row["fraction_faster_than_ar"],
         ]
-        body.append([*paper, *_speed(own), _ranged(own, lambda e: e.pooled["share_faster_than_ar"], "{:.3f}")])
+        body.append([*paper, *speed_and_tau(own), ranged(own, lambda e: e.pooled["share_faster_than_ar"], "{:.3f}")])
     return PublishedTable(
+        "fovea_figure6",
         "How deep nodes are corrected",
         "FOVEA, Figure 6",
         "Macro means over benchmarks, and the share of samples faster than autoregressive decoding.",
         ["deepest corrected depth", "speedup", "tau", "faster than AR"],
-        [*_SPEED_HERE, "faster than AR here"],
+        [*SPEED_HERE, "faster than AR here"],
         body,
         "depths",
     )
@@ -167,20 +143,29 @@ def _budgets(entries: Sequence[Entry]) -> PublishedTable:
     measured = [entry for entry in entries if entry.budgets is not None]
     body = []
     for row in read("fovea_budget_diagnostic"):
-        path = _BUDGET_FIGURES.get(row["quantity"])
-        values = [] if path is None else [path(entry.budgets.figures()[ALL]) for entry in measured if entry.budgets]
+        quantity = row["quantity"]
+        asked = measured if not quantity.startswith(_OCRBENCH) else [e for e in measured if _benchmark(e) == _OCRBENCH]
+        values = [_BUDGET_FIGURES[quantity](entry.budgets.figures()[ALL]) for entry in asked if entry.budgets]
         digits = "{:,.0f}" if row["quantity"] == "states" else "{:.3f}"
-        body.append([_words(row["quantity"]), row["value"], _range(values, digits)])
+        body.append([words(row["quantity"]), row["value"], value_or_range(values, digits)])
     return PublishedTable(
+        "fovea_budgets",
         "Visual budgets",
         "FOVEA, Appendix A, Figures 1(b) and 2",
-        "Shares, unless it says otherwise. The quantities of OCRBench and of samples have no counterpart of ours where "
-        "the column is blank.",
+        "Shares, unless it says otherwise; a range is in draft tokens. The quantities of OCRBench are filled by "
+        "evaluations on it (benchmark=ocrbench) alone.",
         ["quantity", "paper"],
         ["here"],
         body,
         BUDGETS,
     )
+
+
+_OCRBENCH = "ocrbench"
+
+
+def _benchmark(entry: Entry) -> str | None:
+    return entry.result.settings.get("benchmark")
 
 
 #: The paper's quantities -> where they are in our figures over all question families.
@@ -192,54 +177,14 @@ _BUDGET_FIGURES: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "under_supplied": lambda own: _share(own["budget"], "under"),
     "over_supplied": lambda own: _share(own["budget"], "over"),
     "matched": lambda own: _share(own["budget"], "matched"),
+    **{
+        f"ocrbench_{part}_{name}": lambda own, part=part, key=key: own["budget"][part][key]
+        for part in ("early", "late")
+        for name, key in (("mean_preferred_budget", "best"), ("mean_range", "range"), ("sensitive", "sensitive"))
+    },
     "late_higher_budget_samples": lambda own: own["budget"]["late_higher_share"],
     "late_higher_focus_movement_samples": lambda own: own["attended"]["late_higher_share"],
 }
-
-
-def _specvlm(methods: Sequence[Entry], greedy: Sequence[Entry], drawn: Sequence[Entry]) -> list[PublishedTable]:
-    """SpecVLM's tables: of ``methods``, of what was ``drawn`` at temperature 1, and after each epoch of training."""
-    rows, tables = read("specvlm_tables"), []
-    for number, temperature in dict.fromkeys((row["table"], row["temperature"]) for row in rows):
-        own = [row for row in rows if (row["table"], row["temperature"]) == (number, temperature)]
-        by_epoch = len({row["epoch"] for row in own}) > 1 and len({row["benchmark"] for row in own}) == 1
-        column = "epoch" if by_epoch else "benchmark"
-        names = list(dict.fromkeys(row[column] for row in own))
-        cells = {(r["target"], r["method"], r[column], r["metric"]): r["value"] for r in own}
-        body = []
-        for target, method in dict.fromkeys((row["target"], row["method"]) for row in own):
-            at = (target, method)
-            pairs = [_pair(cells.get((*at, n, "speedup")), cells.get((*at, n, "accept_length"))) for n in names]
-            found = of_method(drawn if temperature == "1" else methods, method)
-            here = _by_epoch(of_method(greedy, method), names) if by_epoch else _speed(found)
-            body.append([f"{method}, {target}", *pairs, *here])
-        where = f"{own[0]['hardware']}, temperature {temperature}"
-        title = f"SpecVLM after each epoch on {own[0]['benchmark']}" if by_epoch else "SpecVLM by benchmark"
-        headings = [f"epoch {name}" if by_epoch else name for name in names]
-        here = [f"{name} here" for name in headings] if by_epoch else _SPEED_HERE
-        note = "Speedup / accept length."
-        source, study = f"SpecVLM, Table {number}", EPOCHS if by_epoch else ""
-        tables.append(PublishedTable(f"{title} ({where})", source, note, ["method", *headings], here, body, study))
-    return tables
-
-
-def _by_epoch(own: Sequence[Entry], epochs: Sequence[str]) -> list[str]:
-    """Speedup and tau after each of the ``epochs``, of the evaluation whose training measured most of them."""
-    measured = max((dict(entry.history.evaluations) for entry in own), key=len, default={})
-    found = [measured.get(int(epoch)) for epoch in epochs]
-    return ["" if one is None or one["tau"] is None else f"{one['speedup']:.2f}x / {one['tau']:.2f}" for one in found]
-
-
-def _compressor(entries: Sequence[Entry]) -> PublishedTable:
-    rows = read("specvlm_table3_compressor")
-    cells = {(r["configuration"], r["benchmark"]): _pair(r["speedup"], r["accept_length"]) for r in rows}
-    benchmarks = list(dict.fromkeys(row["benchmark"] for row in rows))
-    body = [
-        [name, *(cells[name, b] for b in benchmarks), *_speed(of_method(entries, name))]
-        for name in dict.fromkeys(row["configuration"] for row in rows)
-    ]
-    note = "Speedup / accept length, by how the gate uses its branches."
-    return PublishedTable("SpecVLM's compressor", "SpecVLM, Table 3", note, ["kind", *benchmarks], _SPEED_HERE, body)
 
 
 def _in_study(entries: Sequence[Entry], name: str, names: Sequence[str]) -> list[Entry]:
@@ -251,46 +196,9 @@ def _in_study(entries: Sequence[Entry], name: str, names: Sequence[str]) -> list
     return [entry for entry in own if any(one is entry for other in others for one in siblings(other, own))] or own
 
 
-_SPEED_HERE = ["speedup here", "tau here"]
-
-
-def _speed(own: Sequence[Entry]) -> list[str]:
-    return [_ranged(own, lambda e: e.pooled["speedup"], "{:.2f}x"), _ranged(own, lambda e: e.pooled["tau"], "{:.2f}")]
-
-
-def _ranged(own: Sequence[Entry], value: Callable[[Entry], float | None], form: str) -> str:
-    return _range([value(entry) for entry in own], form)
-
-
-def _range(values: Sequence[float | None], form: str) -> str:
-    """One value, or from the least to the most of several; empty without any."""
-    known = sorted(value for value in values if value is not None)
-    if not known:
-        return ""
-    low, high = form.format(known[0]), form.format(known[-1])
-    return low if len(known) == 1 else f"{low} to {high} ({len(known)})"
-
-
 def _draft_ms(entry: Entry) -> float | None:
     return entry.pooled["round_ms"]["draft"]
 
 
 def _share(budget: Mapping[str, Any], kind: str) -> float | None:
     return budget[kind] / budget["states"] if budget["states"] else None
-
-
-def _pair(speedup: str | None, length: str | None, unit: str = "x") -> str:
-    if not speedup:
-        return "-"
-    first = f"{_padded(speedup)}{unit}"
-    return f"{first} / {_padded(length)}" if length else first
-
-
-def _padded(number: str) -> str:
-    """A number with two decimals or more; a table that was typed lost its zeros."""
-    whole, dot, decimals = number.partition(".")
-    return f"{whole}.{decimals:0<2}" if (whole.isdigit() and (decimals.isdigit() or not dot)) else number
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

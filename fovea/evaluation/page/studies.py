@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fovea.evaluation.page.belonging import BRANCHES as SETTINGS
 from fovea.evaluation.page.belonging import (
     DECODED,
     FULL,
     TRAINED,
     VARIANTS,
+    branch_of,
     siblings,
     study_of,
     temperature_of,
@@ -22,7 +24,7 @@ from fovea.evaluation.page.belonging import (
 )
 from fovea.evaluation.page.entries import Entry, labelled
 
-TREES, SAMPLED, BUDGETS, EPOCHS = "trees", "sampled", "budgets", "epochs"
+TREES, SAMPLED, BUDGETS, EPOCHS, BRANCHES = "trees", "sampled", "budgets", "epochs", "branches"
 #: Titles and first sentences, in the order of the page.
 ABOUT = {
     TRAINED: (
@@ -49,6 +51,10 @@ ABOUT = {
     BUDGETS: (
         "Visual budgets and focus",
         "How many of the visual tokens a decoding state needs, and how the focus moves along the answer.",
+    ),
+    BRANCHES: (
+        "Branches of the compressor",
+        "SpecVLM with one branch alone in the place of its gate, trained so, from little compression to much.",
     ),
     EPOCHS: ("Epoch by epoch", "Measured after each epoch of training."),
 }
@@ -95,7 +101,12 @@ def compared(entries: Sequence[Entry]) -> list[Entry]:
     """
     members = {name: {id(entry) for _, entry in _rows(name, entries)} for name in ABOUT}
     studied = set().union(*members.values())
-    changed = members[TREES] | members[SAMPLED] | {id(entry) for entry in entries if study_of(entry) is not None}
+    changed = (
+        members[TREES]
+        | members[SAMPLED]
+        | members[BRANCHES]
+        | {id(entry) for entry in entries if study_of(entry) is not None}
+    )
     alone = {entry.method for entry in entries if id(entry) not in studied}
     if not alone:
         return list(entries)
@@ -120,6 +131,10 @@ def _rows(name: str, entries: Sequence[Entry]) -> list[tuple[str, Entry]]:
         shaped = [entry for entry in greedy if _is_shaped(entry, greedy)]
         shaped.sort(key=lambda entry: (entry.method, tree_of(entry) or ()))
         return [(_shape(entry), entry) for entry in shaped]
+    if name == BRANCHES:
+        alone = [(branch, entry) for entry in greedy if (branch := branch_of(entry)) is not None]
+        alone.sort(key=lambda item: (list(SETTINGS).index(item[0][0]), item[0][1]))
+        return list(_distinct([(branch_name(*branch), entry) for branch, entry in alone]))
     changed = [entry for entry in greedy if study_of(entry) == name]
     whole = [entry for entry in greedy if variant_of(entry) == FULL and not _is_shaped(entry, greedy)]
     beside = [entry for entry in whole if any(one in siblings(entry, greedy) for one in changed)]
@@ -129,6 +144,13 @@ def _rows(name: str, entries: Sequence[Entry]) -> list[tuple[str, Entry]]:
     if name == "depths":
         named.sort(key=lambda row: int(row[0].removeprefix("depth ")))
     return list(_distinct(named))
+
+
+def branch_name(branch: str, ratio: int) -> str:
+    """What a branch with its ratio, or with its queries, is called."""
+    if branch == "resampler":
+        return f"{branch}, {ratio} {'query' if ratio == 1 else 'queries'}"
+    return f"{branch}, {ratio}x"
 
 
 def _by_label(entries: Sequence[Entry]) -> list[tuple[str, Entry]]:

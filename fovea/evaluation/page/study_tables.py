@@ -15,11 +15,12 @@ from fovea.evaluation.results import ALL, DEFINITIONS
 
 @dataclass(frozen=True)
 class Cell:
-    """A value to sort by, and how it and its confidence interval are written."""
+    """A value to sort by, and how it and its confidence interval are written; ``bounds`` are those of the interval."""
 
     text: str
     value: float | str = ""
     interval: str = ""
+    bounds: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def measured(
 
 def _cell(measure: Measure, entry: Entry) -> Cell:
     value = measure.value(entry)
-    return Cell(measure.text(entry), "" if value is None else value, measure.interval_text(entry))
+    written = measure.text(entry), "" if value is None else value, measure.interval_text(entry)
+    return Cell(*written, measure.bounds(entry) or ())
 
 
 def _share(part: str) -> Callable[[Entry], Any]:
@@ -63,9 +65,6 @@ def _milliseconds(part: str) -> Callable[[Entry], Any]:
 
 
 _DRAFT_MS = Measure("draft ms", "{:.2f}", _milliseconds("draft"), "milliseconds of drafting per round")
-_FASTER = Measure(
-    "faster than AR", "{:.0%}", lambda e: e.pooled["share_faster_than_ar"], DEFINITIONS["share_faster_than_ar"]
-)
 #: Where the time and the memory of an answer go.
 TIMES = (
     Measure("prefill", "{:.0%}", _share("prefill"), "share of the answers' time: prompt and pictures", "prefill_share"),
@@ -80,15 +79,38 @@ TIMES = (
         "peak memory over AR",
         "{:.3f}x",
         lambda e: e.pooled["peak_memory_ratio"],
-        f"{DEFINITIONS['peak_memory_ratio']}; a CPU's allocator keeps no count, and a largest value has no bootstrap",
+        f"{DEFINITIONS['peak_memory_ratio']}; a CPU's allocator keeps no count",
     ),
 )
 _SPEED = tuple(
     one
-    for name in ("answers", "tau", "accepted drafts", "speedup", "decode speedup", "drafts per round", "exact matches")
+    for name in (
+        *("answers", "tau", "accepted drafts", "speedup", "mean of speedups", "decode speedup", "faster than AR"),
+        *("drafts per round", "exact matches"),
+    )
     for one in MEASURES
     if one.name == name
 )
+
+
+def acceptance(rows: Iterable[tuple[str, Entry]]) -> Table:
+    """How deep the target follows the drafts: two rows per evaluation, a column per depth."""
+    known = [(name, entry) for name, entry in rows if entry.pooled["rounds"]]
+    depths = max((len(entry.pooled["reach_rate"]) for _, entry in known), default=0)
+    columns = [
+        (f"depth {k}", "share of rounds, as the row says, with k or more accepted drafts") for k in range(1, depths + 1)
+    ]
+    table = Table("Acceptance by depth", "method", columns)
+    for name, entry in known:
+        for figure, of in (("reach_rate", "all rounds"), ("conditional_rate", "rounds with k - 1 and a tree so deep")):
+            pairs = zip(entry.pooled[figure], entry.pooled["intervals"][figure], strict=True)
+            cells = [Cell("-") if v is None else _bounded(v, bounds) for v, bounds in pairs]
+            table.rows.append((f"{name}: of {of}", [*cells, *[Cell("-")] * (depths - len(cells))]))
+    return table
+
+
+def _bounded(share: float, bounds: Sequence[float] | None) -> Cell:
+    return Cell(f"{share:.0%}", share, "\N{EN DASH}".join(f"{b:.0%}" for b in bounds or ()), bounds or ())
 
 
 def tables_of(study: Study) -> list[Table]:
@@ -98,7 +120,7 @@ def tables_of(study: Study) -> list[Table]:
     if study.name == BUDGETS:
         return [table for table in (_budgets(study), _focus(study)) if table.rows]
     *most, exact = _SPEED
-    table = measured(study.title, study.rows, (*most, _DRAFT_MS, _FASTER, exact), "variant")
+    table = measured(study.title, study.rows, (*most, _DRAFT_MS, exact), "variant")
     if any(study.wholes):
         place = next((n for n, (name, _) in enumerate(table.columns) if name == "tau"), 0) + 1
         table.columns.insert(place, ("Δ tau", "tau minus that of FOVEA in the same sweep, prompt by prompt"))
@@ -112,7 +134,7 @@ def _difference(entry: Entry, whole: Entry | None) -> Cell:
     if found is None:
         return Cell("-")
     value, bounds = found
-    return Cell(f"{value:+.2f}", value, " to ".join(f"{bound:+.2f}" for bound in bounds))
+    return Cell(f"{value:+.2f}", value, " to ".join(f"{bound:+.2f}" for bound in bounds), bounds)
 
 
 def difference(entry: Entry, whole: Entry) -> tuple[float, list[float]] | None:

@@ -14,15 +14,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fovea.evaluation.page import charts, comparison
 from fovea.evaluation.page.build import write_page
 from fovea.evaluation.page.entries import find_entries
 from fovea.evaluation.page.svg import inline_svg
-from fovea.evaluation.report import main
-from fovea.evaluation.results import DEFINITIONS
+from fovea.evaluation.report import main, print_table
+from fovea.evaluation.results import DEFINITIONS, SpeedResult
 from fovea.evaluation.style import TOLD
-from tests.evaluation.page.made_up import answer, answers, job, keep_trajectories
+from tests.evaluation.page.made_up import SETTINGS, answer, answers, job, keep_trajectories
 
 #: Elements that have no end tag.
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -169,6 +170,50 @@ def test_tables_beside_the_page_hold_the_same(page, folder):
     assert "a\\_b\\%<i> &" in latex
     body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")]
     assert {line.count(" & ") for line in body.splitlines()[1:]} == {len(comparison.measures_of(entries))}
+
+
+def test_every_other_table_lies_in_a_folder_in_three_formats(page, folder):
+    tables = folder / "out" / "page_tables"
+    names = {path.stem for path in tables.iterdir()}
+    assert {path.name for path in tables.iterdir()} == {f"{n}{s}" for n in names for s in (".md", ".tex", ".csv")}
+    assert names >= {"times", "study_epochs", "fovea_table2", "fovea_table3", "fovea_table7", "fovea_figure6"}
+    assert names >= {f"specvlm_table{number}" for number in range(1, 8)}
+    assert {n for n in names if n.startswith("fovea_table1")} == {
+        *("fovea_table1_llava-next-7b", "fovea_table1_llava-next-13b", "fovea_table1_qwen2.5-vl-7b"),
+    }
+    best = next(entry for entry in find_entries([folder])[0] if entry.method == "fovea").pooled
+    rows = {row["method"]: row for row in csv.DictReader((tables / "fovea_table1_llava-next-7b.csv").open())}
+    assert (rows["FOVEA"]["tau here"], rows["FOVEA"]["Avg"]) == (f"{best['tau']:.2f}", "1.68x / 3.96")
+    times = next(csv.DictReader((tables / "times.csv").open()))
+    assert float(times["prefill"]) == best["time_share"]["prefill"]
+    assert float(times["prefill high"]) == best["intervals"]["prefill_share"][1]
+    markdown = (tables / "fovea_table7.md").read_text()
+    assert "# Retrieval controls" in markdown
+    assert "- FOVEA, Table 7. Difference to FOVEA" in markdown
+    latex = (tables / "fovea_table7.tex").read_text()
+    assert "$\\Delta$ tau here" in latex
+    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {6}
+    assert "<code>page_tables/</code>" in (folder / "out" / "page.html").read_text()
+    (tables / "study_of_another_page.csv").write_text("x")
+    write_page(find_entries([folder / "pld"])[0], folder / "out" / "page.html")
+    assert {path.stem for path in tables.iterdir()} == names - {"study_epochs"}, "what the page has no longer"
+
+
+def test_prompts_that_could_not_be_read_are_counted_and_named(tmp_path):
+    run = job(tmp_path / "run")
+    failed = {"bad#1": "/home/me/bad.png cannot be opened", "<worse>": "nor this"}
+    SpeedResult(answers(), failed, SETTINGS).save(run / "evaluation" / "final")
+    (path, *_) = write_page(find_entries([run])[0], tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    words = "fovea: 2 prompts could not be read, and are in no figure: <code>bad#1</code>, <code>&lt;worse&gt;</code>."
+    assert words in text
+    assert "/home/me" not in text
+    heading, row = Page(text).tables[0]
+    assert dict(zip(heading, row, strict=True))["not read"] == "2"
+    console = Console(file=io.StringIO(), width=120)
+    print_table(SpeedResult.load(run / "evaluation" / "final"), console)
+    printed = console.file.getvalue()
+    assert "Prompts that could not be read, and are in no figure: 2. bad#1, <worse>" in printed
 
 
 def test_the_command_writes_the_report_of_a_single_run_too(folder, monkeypatch, capsys):

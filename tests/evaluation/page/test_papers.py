@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from fovea.app.launch import CONFIG_DIR
 from fovea.evaluation.page.belonging import FULL, METHODS, VARIANTS, variant_of
 from fovea.evaluation.page.entries import Entry, find_entries
-from fovea.evaluation.page.papers import published_tables, read
+from fovea.evaluation.page.papers import published_tables
+from fovea.evaluation.page.published_table import read
 from fovea.evaluation.results import SpeedResult
 from tests.evaluation.page.made_up import CONFIG, job
 

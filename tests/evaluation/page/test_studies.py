@@ -159,8 +159,50 @@ def test_the_papers_tables_take_each_row_from_its_study(entries):
     assert here("FOVEA, Figure 6", "0")["tau here"] == tau("depths", "0")
     assert here("FOVEA, Table 1", "FOVEA")["tau here"] == tau("methods", "fovea")
     assert {table.study for table in tables.values()} == {
-        *("", "ablations", "interfaces", "controls", "depths", "budgets", "epochs"),
+        *("", "ablations", "interfaces", "controls", "depths", "budgets", "epochs", "branches"),
     }
+
+
+def test_branches_of_the_compressor_have_their_table_and_are_no_specvlm(tmp_path):
+    def compression(mode: str, **more: int) -> dict[str, Any]:
+        whole = {"mode": mode, "prune_ratio": 20, "pool_ratio": 20, "conv_ratio": 3, "queries": 2}
+        return {"task": "evaluate", "drafter": {"compression": whole | more}}
+
+    job(tmp_path / "whole", "specvlm", better=2, config=compression("select"))
+    job(tmp_path / "conv_10", "specvlm", config=compression("conv", conv_ratio=10))
+    job(tmp_path / "resampler_1", "specvlm", config=compression("resampler", queries=1))
+    job(tmp_path / "prune_20", "specvlm", better=1, config=compression("prune"))
+    entries = find_entries([tmp_path])[0]
+    (study,) = find_studies(entries)
+    assert [name for name, _ in study.rows] == ["prune, 20x", "conv, 10x", "resampler, 1 query"]
+    assert [entry.job.name for entry in compared(entries)] == ["whole"]
+    tables = {table.name: table for table in published_tables(entries)}
+    rows = {row[0]: row[1:] for row in tables["specvlm_table4"].rows}
+    taus = {entry.job.name: f"{entry.pooled['tau']:.2f}" for entry in entries}
+    assert rows["prune, 20x"][:2] == ["2.03x", "3.40"]
+    assert (rows["prune, 20x"][3], rows["prune, 2x"][3]) == (taus["prune_20"], "")
+    assert rows["conv, 10x"] == ["1.91x", "3.29", rows["conv, 10x"][2], taus["conv_10"]]
+    assert rows["resampler, 1 query"][3] == taus["resampler_1"]
+    assert len(rows) == 20
+    of_select = next(row for row in tables["specvlm_table3"].rows if "select" in row[0].lower())
+    assert of_select[-1] == taus["whole"]
+
+
+def test_budgets_on_ocrbench_stand_in_the_papers_rows_of_it(tmp_path):
+    settings = SETTINGS | {"ratios": [0.0, 0.25, 0.75, 1.0], "low": 0.25, "high": 0.75, "focus_tokens": 2}
+    # Early and late: the best budget 100 % with a range of 2 drafts, then none with a range of 0.
+    sample = BudgetSample("a", "captions", 9, 3, [[0, 1, 1, 2], [2, 2, 2, 2]], [], [])
+    for name in ("ocrbench", "heldout"):
+        folder = measured(tmp_path / name, benchmark=name)
+        shown = sample if name == "ocrbench" else BudgetSample("a", "", 9, 3, [[1, 1, 1, 1]] * 2, [], [])
+        BudgetResult([shown], settings=settings).save(folder / "evaluation" / "final")
+    table = next(t for t in published_tables(find_entries([tmp_path])[0]) if t.name == "fovea_budgets")
+    here = {row[0]: row[1:] for row in table.rows}
+    assert here["ocrbench early mean preferred budget"] == ["0.15", "1.000"]
+    assert here["ocrbench late mean preferred budget"] == ["0.237", "0.000"]
+    assert here["ocrbench early mean range"] == ["0.699", "2.000"]
+    assert here["ocrbench late sensitive"] == ["0.488", "0.000"]
+    assert here["states"][1] == "2 to 2 (2)"
 
 
 def test_every_study_is_a_section_with_its_papers_tables(everything, entries):
