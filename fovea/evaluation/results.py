@@ -26,6 +26,8 @@ TRACES, EVALUATION, EVIDENCE = "traces.jsonl", "evaluation.json", "evidence.png"
 ALL = "all"
 #: Setting that counts the answers which were measured before an evaluation was cut short and resumed.
 CONTINUED = "answers_before_resuming"
+#: Setting of a result: how many processes shared the prompts when these were answered, if another number did.
+CONTINUED_FROM = "processes_before_resuming"
 
 #: What each figure means; printed beside it.
 DEFINITIONS = METRICS | {
@@ -95,6 +97,8 @@ class SpeedResult:
         failed = {key: why for part in parts for key, why in part.failed.items()}
         continued = sum(part.settings.get(CONTINUED, 0) for part in parts)
         settings = parts[0].settings | ({CONTINUED: continued} if continued else {})
+        if shared := {count for part in parts for count in part.settings.get(CONTINUED_FROM, ())}:
+            settings[CONTINUED_FROM] = sorted(shared)
         return cls([prompt for part in parts for prompt in part.prompts], failed, settings)
 
     @property

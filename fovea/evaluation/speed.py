@@ -26,7 +26,7 @@ from fovea.decoding.transformers_generate import generate_transformers
 from fovea.evaluation.bootstrap import RESAMPLES
 from fovea.evaluation.losslessness import compare
 from fovea.evaluation.prompts import UnreadablePrompt, encode_prompt, user_turns
-from fovea.evaluation.results import CONTINUED, PromptResult, SpeedResult
+from fovea.evaluation.results import CONTINUED, CONTINUED_FROM, PromptResult, SpeedResult
 from fovea.evaluation.unfinished import Answered, UnfinishedAnswers
 from fovea.targets.base import Encoded
 from fovea.targets.conversation import Conversation
@@ -94,21 +94,25 @@ def evaluate_speed(
     """
     mine = [prompts[index] for index in range(rank, len(prompts), world)]
     race = _Race(target, proposer, config, selection, method)
-    known = unfinished.answered if unfinished and race.can_go_on else {}
+    known = unfinished.answered if unfinished else {}
+    if known and not race.can_go_on:
+        logger.warning("%s drafts from answers that it cannot be told again: all is measured anew", method)
+        known = {}
     if any(conversation.key not in known for conversation in mine):
         race.warm_up(mine)
     if isinstance(proposer, Remembering):
         proposer.forget()  # the warm-up's answers are answers to be measured
     result = SpeedResult([], {}, _settings(target, config, selection, method, world) | dict(settings or {}))
-    continued = 0
+    continued, shared = 0, set[int]()
     for number, conversation in enumerate(mine):
         if (answered := known.get(conversation.key)) is not None:
             race.pass_over(answered)
             continued += len(answered.prompts)
+            shared.add(answered.processes)
         else:
             answered = race.answered(conversation, with_transformers=number < config.transformers_prompts)
             if unfinished:
-                unfinished.add(answered)
+                unfinished.add(replace(answered, processes=world))
         result.prompts.extend(answered.prompts)
         if answered.failed is not None:
             logger.warning("left out of the evaluation: %s", answered.failed)
@@ -117,6 +121,8 @@ def evaluate_speed(
             progress(number + 1, len(mine))
     if continued:
         result.settings[CONTINUED] = continued
+    if others := shared - {world}:
+        result.settings[CONTINUED_FROM] = sorted(others)
     return result
 
 
@@ -141,7 +147,8 @@ def evaluate_and_save(
 
     The first rank writes it to ``folder``, before it is judged. Where ``identity`` says what the answers depend on
     beside the settings, they are kept there one by one, and those are taken over that a killed evaluation kept there or
-    in ``earlier``; see :class:`fovea.evaluation.unfinished.UnfinishedAnswers`, also for ``insist``.
+    in ``earlier``, on whatever number of ranks; see :class:`fovea.evaluation.unfinished.UnfinishedAnswers`, also for
+    ``insist``.
 
     Raises:
         LosslessnessError: an answer differs from the baseline's and no near-tie explains it.
@@ -156,7 +163,16 @@ def evaluate_and_save(
         if identity is not None:
             known = _settings(target, config, selection, method, world) | dict(settings or {})
             depends_on = {**identity, "transformers_prompts": config.transformers_prompts, **known}
-            unfinished = UnfinishedAnswers(folder, depends_on, earlier=earlier, insist=insist, **place)
+            unfinished = UnfinishedAnswers(
+                folder,
+                depends_on,
+                keys={prompt.key for prompt in prompts[rank::world]},
+                # What a drafter remembers are the answers of its own share.
+                redealt=not isinstance(proposer, Remembering),
+                earlier=earlier,
+                insist=insist,
+                **place,
+            )
             stack.enter_context(unfinished)
         shard = evaluate_speed(
             target,

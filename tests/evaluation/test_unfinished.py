@@ -6,11 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from fovea.decoding.scripted import RandomProposer
 from fovea.drafters.trie_lookahead import TrieConfig, TrieLookahead
 from fovea.evaluation import speed
-from fovea.evaluation.results import CONTINUED, SpeedResult
+from fovea.evaluation.prompts import user_turns
+from fovea.evaluation.results import CONTINUED, CONTINUED_FROM, SpeedResult
 from fovea.evaluation.speed import SpeedConfig, evaluate_and_save
 from fovea.evaluation.unfinished import OtherSettingsError, discard_answers, identity_of
 from fovea.targets.conversation import Conversation
@@ -93,23 +96,33 @@ def test_killed_again_and_again_in_folders_of_their_own(measure, tmp_path):
     assert untimed(last) == untimed(whole)
 
 
-def test_a_line_that_was_being_written_counts_for_nothing(measure, tmp_path):
+def test_a_line_that_was_being_written_or_is_damaged_counts_for_nothing(measure, tmp_path, caplog):
+    """A journal of what the answers depend on and four answers."""
     whole = measure(tmp_path / "whole")
     assert measure(tmp_path / "cut", cut=4) is None
     journal = tmp_path / "cut" / JOURNAL
     raw = journal.read_bytes()
     lines = raw.splitlines(keepends=True)
-    broken = {
-        "torn": raw[:-7],
-        "zeros behind": raw + bytes(100) + b"\n",
-        "zeros within": b"".join(lines[:2]) + bytes(50) + b"\n" + b"".join(lines[2:]),
-        "no record": b"".join(lines[:2]) + b"{}\n[]\n3\n",
-        "nothing": b"",
-        "no header": b"\xff\xfe\n",
+    assert len(lines) == 5
+    digit = raw.rindex(b'"total_s": ') + len(b'"total_s": ') + 2
+    other = b"1" if raw[digit : digit + 1] != b"1" else b"2"
+    #: Content, answers that are still taken, and the line that is named.
+    broken: dict[str, tuple[bytes, int, int | None]] = {
+        "torn": (raw[:-7], 3, None),
+        "zeros behind": (raw + bytes(100) + b"\n", 4, 6),
+        "zeros within": (b"".join(lines[:2]) + bytes(50) + b"\n" + b"".join(lines[2:]), 4, 3),
+        "another digit": (raw[:digit] + other + raw[digit + 1 :], 3, 5),
+        "no record": (b"".join(lines[:2]) + b"{}\n[]\n3\n", 1, 3),
+        "nothing": (b"", 0, None),
+        "no header": (b"\xff\xfe\n" + b"".join(lines[1:]), 0, 1),
     }
-    for name, content in broken.items():
+    for name, (content, taken, line) in broken.items():
+        caplog.clear()
         journal.write_bytes(content)
-        assert untimed(measure(tmp_path / name, earlier=tmp_path / "cut")) == untimed(whole), name
+        result = measure(tmp_path / name, earlier=tmp_path / "cut")
+        assert untimed(result) == untimed(whole), name
+        assert result.settings.get(CONTINUED, 0) == taken, name
+        assert (f"{journal}, line {line} is damaged" in caplog.text) == (line is not None), name
 
 
 def test_other_settings_are_refused_by_name_or_measured_anew(measure, small_conversations, tmp_path, caplog):
@@ -124,7 +137,68 @@ def test_other_settings_are_refused_by_name_or_measured_anew(measure, small_conv
     assert CONTINUED not in result.settings
 
 
-def test_a_memory_that_cannot_be_made_again_starts_over(measure, small_target, tmp_path):
+class TestAnotherNumberOfProcesses:
+    """Each in turn, as if it were alone: what a rank does depends on the files of all, and on no message."""
+
+    @pytest.fixture
+    def share(self, measure, small_target, monkeypatch):
+        def run(folder, rank, world, proposer=None, **more):
+            monkeypatch.setattr(dist, "is_initialized", lambda: world > 1)
+            monkeypatch.setattr(dist, "get_rank", lambda: rank)
+            monkeypatch.setattr(dist, "get_world_size", lambda: world)
+            monkeypatch.setattr(dist, "all_gather_object", lambda parts, own: parts.__setitem__(slice(None), [own]))
+            random = RandomProposer(vocab_size=small_target.spec.vocab_size, nodes=3)
+            return measure(folder, proposer=proposer or random, **more)
+
+        return run
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 3), (3, 2)])
+    def test_nothing_is_answered_twice(
+        self, share, measure, small_conversations, tmp_path, caplog, before, now, in_place
+    ):
+        keys = [conversation.key for conversation in small_conversations]
+        for rank in range(before):
+            assert share(tmp_path, rank, before, cut=1) is None
+        kept = keys[:before]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)  # a launcher deals the cores to the processes
+        try:
+            folder = tmp_path if in_place else tmp_path / "resumed"
+            source = None if in_place else tmp_path
+            results = [share(folder, rank, now, earlier=source, insist=not in_place) for rank in range(now)]
+        finally:
+            torch.set_num_threads(threads)
+        answered = [prompt.speculative.key.split("#")[0] for result in results for prompt in result.prompts]
+        assert set(answered) == set(keys)
+        assert len(answered) == sum(len(user_turns(conversation)) for conversation in small_conversations)
+        again = sum(result.settings.get(CONTINUED, 0) for result in results)
+        assert again == sum(len(user_turns(c)) for c in small_conversations if c.key in kept)
+        told = [result.settings.get(CONTINUED_FROM) for result in results if CONTINUED in result.settings]
+        assert told
+        assert told == [[before]] * len(told)
+        assert SpeedResult.merged(results).settings[CONTINUED_FROM] == [before]
+        assert f"of {now} processes, going on behind answers that {before} shared" in caplog.text
+
+    def test_a_memory_is_of_its_own_share(self, share, small_target, tmp_path, caplog):
+        def memory():
+            return TrieLookahead(small_target.spec, TrieConfig())
+
+        assert share(tmp_path, 0, 2, cut=2, proposer=memory()) is None
+        with pytest.raises(OtherSettingsError, match="processes was 2 and is 1"):
+            share(tmp_path / "on", 0, 1, earlier=tmp_path, insist=True, proposer=memory())
+        assert CONTINUED not in share(tmp_path, 0, 1, proposer=memory()).settings
+        assert "measured anew: processes was 2 and is 1" in caplog.text
+
+    def test_answers_of_other_settings_do_not_hide_those_that_fit(self, share, small_conversations, tmp_path, caplog):
+        assert share(tmp_path, 1, 2, cut=2) is None
+        assert share(tmp_path, 0, 1, cut=3, config=replace(CONFIG, max_new_tokens=5)) is None
+        assert "max_new_tokens was 8 and is 5" in caplog.text
+        result = share(tmp_path / "on", 0, 1, earlier=tmp_path, insist=True)
+        assert result.settings[CONTINUED] == sum(len(user_turns(c)) for c in small_conversations[1::2][:2])
+
+
+def test_a_memory_that_cannot_be_made_again_starts_over(measure, small_target, tmp_path, caplog):
     class Closed(RandomProposer):
         def forget(self) -> None:
             pass
@@ -134,6 +208,7 @@ def test_a_memory_that_cannot_be_made_again_starts_over(measure, small_target, t
     result = measure(tmp_path, proposer=Closed(**make))
     assert CONTINUED not in result.settings
     assert len(measure.answered) == CONFIG.warmup_prompts + len(result.prompts)
+    assert "speculative drafts from answers that it cannot be told again: all is measured anew" in caplog.text
 
 
 def test_what_could_not_be_read_is_remembered(measure, small_conversations, tmp_path):
