@@ -14,17 +14,28 @@ from fovea.artifacts.errors import ArtifactError
 logger = logging.getLogger(__name__)
 
 #: Variables of rank and number of ranks, and of the rank on its host, as torchrun and SLURM's srun set them.
-_LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
 
 def rank_in(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """Rank, number of ranks and rank on its host that a launcher gave this process; 0, 1, 0 without one.
 
+    SLURM numbers the script of a job, too, and tells it how many tasks the job may have (``SLURM_NTASKS``); that many
+    processes there are in a step of srun alone.
+
     Raises:
         ArtifactError: there is a rank and no number of them, or one of them is no number.
     """
-    for rank, world_size, local in _LAUNCHERS:
+    for rank, world_size, local in (_TORCHRUN, _SRUN):
         if rank in environment:
+            if rank == _SRUN[0] and world_size not in environment:
+                if (tasks := environment.get("SLURM_NTASKS", "1")) != "1":
+                    logger.warning(
+                        "this process works alone, not as one of the %s tasks of its SLURM job: srun starts as many",
+                        tasks,
+                    )
+                continue
             try:
                 return int(environment[rank]), int(environment[world_size]), int(environment.get(local, "0"))
             except (KeyError, ValueError) as error:

@@ -45,7 +45,7 @@ def stored(folder):
 def test_two_processes_then_three(tmp_path, fingerprint, config, fake_target, make_conversation, assert_same):
     """One of two is killed, the other one ends; three take up what is left; again does nothing."""
     first = start(tmp_path, 0.05, RANK="0", WORLD_SIZE="2")
-    second = start(tmp_path, 0.3, SLURM_PROCID="1", SLURM_NTASKS="2")
+    second = start(tmp_path, 0.3, SLURM_PROCID="1", SLURM_STEP_NUM_TASKS="2")
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("shard-01-*.tar")):
         assert second.poll() is None, second.stderr.read()
@@ -162,13 +162,24 @@ def test_other_numbers_of_ranks_wait_for_each_other(tmp_path, caplog):
     [
         ({}, (0, 1, 0)),
         ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (3, 8, 1)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}, (5, 6, 2)),
-        ({"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (0, 2, 0)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}, (5, 6, 2)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (0, 2, 0)),
+        # A shell that srun has opened in a job of four tasks.
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, (0, 1, 0)),
         ({"WORLD_SIZE": "4"}, (0, 1, 0)),
     ],
 )
 def test_ranks_of_launchers(environment, expected):
     assert rank_in(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "told"), [({}, False), ({"SLURM_NTASKS": "1"}, False), ({"SLURM_NTASKS": "4"}, True)]
+)
+def test_the_script_of_a_slurm_job_is_alone(tasks, told, caplog):
+    """Without srun nobody else comes, however many tasks the job may have."""
+    assert rank_in({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"} | tasks) == (0, 1, 0)
+    assert ("works alone, not as one of the 4 tasks of its SLURM job: srun starts as many" in caplog.text) == told
 
 
 def test_ranks_that_cannot_be(tmp_path, conversations, config, fingerprint, fake_target):
