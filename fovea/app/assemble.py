@@ -21,6 +21,7 @@ from fovea.app.devices import decoding_dtype, device_of, training_precision, war
 from fovea.app.ranks import require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
+from fovea.app.watch import RanksWatched
 from fovea.artifacts.fingerprint import processor_settings
 from fovea.decoding.selection import resolve
 from fovea.drafters.base import Drafter
@@ -157,6 +158,7 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
         nodes.pop(SPEED_EVALUATION)
     given = {SPEED_EVALUATION: {"evaluation": evaluation}}
     callbacks = [instantiate(node, **given.get(name, {})) for name, node in nodes.items()]
+    callbacks.append(RanksWatched(job.folder))
     precision = training_precision(job.cfg.trainer.precision, job.device)
     strategy = instantiate(job.cfg.strategy) if "_target_" in job.cfg.strategy else job.cfg.strategy.name
     return instantiate(

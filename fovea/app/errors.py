@@ -41,11 +41,26 @@ def sentence(error: BaseException, folder: Path) -> str:
     if full := _full(error):
         return str(full) if isinstance(full, DiskFullError) else no_room(_file_of(full, folder), folder, full)
     if is_lost_rank(error):
-        return (
-            f"another rank is gone: it was killed, failed or cannot be reached ({str(error).strip().splitlines()[0]}); "
-            "its own output says why. Go on from the last checkpoint with resume=<run folder>"
-        )
+        return gone(f"it was killed, failed or cannot be reached ({str(error).strip().splitlines()[0]})", folder)
     return str(error)
+
+
+def gone(how: str, folder: Path) -> str:
+    """What is said of a rank that has left the job in ``folder``; ``how`` says what is known of it."""
+    return f"another rank is gone: {how}; its own output says why. {going_on(folder) or 'Start the same command anew'}"
+
+
+def going_on(folder: Path) -> str:
+    """How to go on with the job in ``folder``; empty if it has left nothing to go on with."""
+    from fovea.app.runs import LAST_CHECKPOINT
+    from fovea.evaluation.history import EVALUATIONS, FINAL
+    from fovea.evaluation.unfinished import JOURNALS
+
+    if (folder / LAST_CHECKPOINT).exists():
+        return f"Go on from the last checkpoint with: python train.py resume={folder}"
+    if any((folder / EVALUATIONS / FINAL).glob(JOURNALS)):
+        return f"Go on behind the last answer with: python evaluate.py resume={folder}"
+    return ""
 
 
 def is_lost_rank(error: BaseException) -> bool:

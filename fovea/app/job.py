@@ -21,7 +21,6 @@ from fovea.app.outcome import Outcome
 from fovea.app.plugins import load_plugins
 from fovea.app.provenance import write_provenance
 from fovea.app.ranks import several_devices
-from fovea.app.runs import LAST_CHECKPOINT
 from fovea.files import DiskFullError
 
 #: Exit code of a job that Ctrl-C ended, by the shells' convention.
@@ -65,8 +64,7 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
         if not in_sweep:
             raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit):
-        resumable = (folder / LAST_CHECKPOINT).exists()
-        log.error("Interrupted%s", f"; continue with: python train.py resume={folder}" if resumable else "")
+        log.error("%s", f"Interrupted. {errors.going_on(folder)}".rstrip())
         raise SystemExit(INTERRUPTED) from None
     finally:
         if _first_process():

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from fovea.app.devices import device_of
 from fovea.app.typed import SettingError
+from fovea.app.watch import watch
 from fovea.training.zero import require_deepspeed
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def on_ranks(job: Job) -> Job:
     trainer = job.cfg.trainer
     fabric = L.Fabric(accelerator=trainer.accelerator, devices=trainer.devices, num_nodes=trainer.num_nodes)
     fabric.launch()
+    watch(fabric.strategy.launcher, job.folder)
     return replace(job, device=fabric.device)
 
 
