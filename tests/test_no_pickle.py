@@ -121,6 +121,28 @@ def test_a_checkpoint_that_is_resumed_cannot_run_code(no_unpickling, tmp_path):
     assert not mark.exists()
 
 
+def test_a_folder_of_deepspeed_that_is_resumed_cannot_run_code(no_unpickling, tmp_path):
+    """In any of its files, those behind a link included; nor may it send DeepSpeed to files elsewhere."""
+    from fovea.app.resumable import require_checkpoint
+    from fovea.app.typed import SettingError
+
+    mark, folder, beside = tmp_path / "owned", tmp_path / "last.ckpt", tmp_path / "beside"
+    (folder / "checkpoint").mkdir(parents=True)
+    beside.mkdir()
+    torch.save({"module": {"w": torch.ones(3)}}, folder / "checkpoint" / "mp_rank_00_model_states.pt")
+    (folder / "latest").write_text("checkpoint\n")
+    require_checkpoint(folder)
+    (folder / "latest").write_text("../beside")
+    with pytest.raises(SettingError, match=r"latest leads out of .*'\.\./beside'"):
+        require_checkpoint(folder)
+    (folder / "latest").write_text("linked")
+    (folder / "linked").symlink_to(beside)
+    torch.save({"loss_scaler": Armed(mark)}, beside / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(SettingError, match=r"optim_states.pt is no checkpoint of plain types and tensors"):
+        require_checkpoint(folder)
+    assert not mark.exists()
+
+
 def test_a_drafter_that_is_a_pickle_is_refused(no_unpickling, small_target, tmp_path):
     from fovea.drafters.checkpoint import CheckpointError, load_drafter, save_drafter
     from fovea.drafters.fovea import FoveaConfig, FoveaDrafter

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,35 +25,73 @@ _KEPT = {
     "micro_batch",
     "drafter",
 }
+#: Types, below ``deepspeed``, of what it keeps beside tensors.
+_DEEPSPEED = (
+    "runtime.fp16.loss_scaler.LossScaler",
+    "runtime.fp16.loss_scaler.DynamicLossScaler",
+    "runtime.zero.config.ZeroStageEnum",
+    "utils.tensor_fragment.fragment_address",
+)
 
 
 def require_checkpoint(path: Path) -> None:
     """Refuses a checkpoint that is cut or damaged, or of something else.
 
     The file is a zip archive with a CRC-32 of every tensor in it; they are compared, which takes about as long as
-    reading the file. Only plain types and tensors are made of it: it cannot run code. Of the folder that DeepSpeed
-    writes the files are compared alone.
+    reading the file. Only plain types and tensors are made of it: it cannot run code. So it is with the files of a
+    folder that DeepSpeed writes, and a few of its own types beside these: it reads them itself without asking.
 
     Raises:
         SettingError: naming the file and what is wrong.
     """
     remedy = "copy it again, resume an earlier run, or start from its exported drafter with init_from"
     if path.is_dir():
-        files = sorted(path.rglob("*.pt"))
-        if not any(file.name.endswith("model_states.pt") for file in files):
-            raise SettingError(f"{path} is no checkpoint of DeepSpeed: it holds no model states; {remedy}")
-        for file in files:
-            _require_whole(file, remedy)
-        return  # DeepSpeed itself compares what is in them
+        _require_folder(path, remedy)
+        return  # DeepSpeed itself compares what is in it
     _require_whole(path, remedy)
+    checkpoint = _loaded(path, remedy)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         lacking = sorted(_KEPT - checkpoint.keys())
         empty = [name for name in ("state_dict", "loops", "drafter") if not isinstance(checkpoint.get(name), Mapping)]
     except Exception as error:  # unpickling what is no checkpoint fails in as many ways as there are
         raise SettingError(f"{path} is no checkpoint of plain types and tensors ({_first(error)}); {remedy}") from error
     if lacking or empty:
         raise SettingError(f"{path} is no checkpoint of a training: it lacks {', '.join(lacking or empty)}; {remedy}")
+
+
+def _require_folder(path: Path, remedy: str) -> None:
+    """Refuses a folder of DeepSpeed with a file that is damaged or could run code, or that leads out of the folder."""
+    files = [Path(at) / name for at, _, names in os.walk(path, followlinks=True) for name in names]
+    states = [file for file in files if file.suffix == ".pt"]
+    if not any(file.name.endswith("model_states.pt") for file in states):
+        raise SettingError(f"{path} is no checkpoint of DeepSpeed: it holds no model states; {remedy}")
+    for file in files:
+        if file.name.startswith("latest"):  # it names the folder within that is read
+            tag = file.read_text(encoding="utf-8", errors="replace").strip()
+            if Path(tag).name != tag or tag == "..":
+                raise SettingError(f"{file} leads out of {path}, to {tag[:200]!r}; {remedy}")
+    for file in sorted(states):
+        _require_whole(file, remedy)
+        _loaded(file, remedy, _deepspeed_types())
+
+
+def _deepspeed_types() -> list[tuple[type, str]]:
+    """Types of DeepSpeed's in its files, all of which only hold values; none if it is not installed."""
+    found = []
+    for name in _DEEPSPEED:
+        module, _, kind = f"deepspeed.{name}".rpartition(".")
+        with suppress(ImportError, AttributeError):
+            found.append((getattr(importlib.import_module(module), kind), f"{module}.{kind}"))
+    return found
+
+
+def _loaded(path: Path, remedy: str, types: Sequence[tuple[type, str]] = ()) -> Any:
+    """What an archive holds, its tensors mapped; plain types, and ``types`` with their names."""
+    try:
+        with torch.serialization.safe_globals(list(types)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # unpickling what is no checkpoint fails in as many ways as there are
+        raise SettingError(f"{path} is no checkpoint of plain types and tensors ({_first(error)}); {remedy}") from error
 
 
 def _require_whole(path: Path, remedy: str) -> None:

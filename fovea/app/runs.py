@@ -17,6 +17,7 @@ from fovea.app.launch import CONFIG_DIR
 from fovea.app.outcome import FILE as OUTCOME
 from fovea.app.outcome import Outcome
 from fovea.app.resumable import require_checkpoint
+from fovea.app.trust import refuse_code
 from fovea.app.typed import SettingError
 from fovea.drafters.checkpoint import CONFIG_FILE, require_drafter
 from fovea.drafters.training_free import CONFIGS
@@ -45,7 +46,7 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     command that a cluster starts again goes on.
 
     Raises:
-        SettingError: no run, or one without a checkpoint, or with one that is damaged.
+        SettingError: no run, or one without a checkpoint, or with one that is damaged, or settings that run code.
     """
     if cfg.resume is None:
         return cfg, None
@@ -60,6 +61,7 @@ def continued(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
         raise SettingError("init_from starts a new training and resume continues one; give one of them")
     run = Path(cfg.resume).expanduser()
     merged = inherit(cfg, saved_config(run), typed, [str(node) for node in cfg if node not in OWN])
+    refuse_code(merged, cfg, run)
     if not (run / LAST_CHECKPOINT).exists():
         raise SettingError(f"{run} ended before its first checkpoint, {LAST_CHECKPOINT} is missing; start it anew")
     require_checkpoint(run / LAST_CHECKPOINT)
@@ -95,7 +97,7 @@ def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     weights has None, and takes no settings over.
 
     Raises:
-        SettingError: no checkpoint is named, or it is that of another method.
+        SettingError: no checkpoint is named, it is that of another method, or the run's settings run code.
         FileNotFoundError: there is nothing where it should be.
     """
     chosen = cfg.drafter.name if cfg.method or "drafter" in typed.groups else None
@@ -119,7 +121,9 @@ def evaluated(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Path | N
     nodes = [
         str(node) for node in cfg if node not in (*OWN, "name", "tags", "logger", "trainer", "strategy", "callbacks")
     ]
-    return inherit(cfg, saved_config(run), typed, nodes), drafter
+    merged = inherit(cfg, saved_config(run), typed, nodes)
+    refuse_code(merged, cfg, run)
+    return merged, drafter
 
 
 def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, CommandLine]:
@@ -129,7 +133,7 @@ def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Co
     that it can be resumed in its turn.
 
     Raises:
-        SettingError: the folder holds no evaluation, or one that was completed.
+        SettingError: the folder holds no evaluation, one that was completed, or settings that run code.
     """
     if cfg.resume is None:
         write_overrides(Path(cfg.paths.output_dir), typed.overrides)
@@ -142,6 +146,7 @@ def evaluated_again(cfg: DictConfig, typed: CommandLine) -> tuple[DictConfig, Co
         raise SettingError(f"the evaluation in {run} was completed; measure again with what was typed for it")
     overrides = [str(o) for o in (*typed_then, *typed.overrides) if str(o).split("=", 1)[0] != "resume"]
     again = compose("evaluate", overrides=overrides)
+    refuse_code(again, cfg, run)
     again.resume = cfg.resume
     write_overrides(Path(cfg.paths.output_dir), overrides)
     return again, parse(overrides, [str(group) for group in HydraConfig.get().runtime.choices])

@@ -54,6 +54,11 @@ def is_remote(location: str) -> bool:
     return "://" in location or location.startswith("pipe:")
 
 
+def runs_command(location: str) -> bool:
+    """Whether reading from ``location`` runs a command: a pipe, or a URL for which webdataset calls a program."""
+    return is_remote(location) and not location.startswith(_SERVERS)
+
+
 def address(location: str, name: str) -> str:
     """Where the file ``name`` is at ``location``: a path, a URL, or a command ``pipe:... {name} ...``."""
     return location.replace("{name}", name) if "{name}" in location else f"{location.rstrip('/')}/{name}"

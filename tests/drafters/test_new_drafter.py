@@ -134,12 +134,15 @@ def test_the_pages_commands_train_and_measure_it(small_target_path, small_conver
     own = ["--config-dir", "my_conf", "plugins=[my_methods]"]
     for script, overrides in (
         ("train.py", [*own, "drafter=mlp", "objective=eagle", "hydra.run.dir=run", *shared]),
-        ("evaluate.py", ["ckpt=run", "logger=csv"]),
+        ("evaluate.py", ["ckpt=run", "plugins=[my_methods]", "logger=csv"]),
         ("evaluate.py", [*own, "drafter=echo", *shared]),
     ):
         done = job(script, *overrides)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "100.0%" in done.stdout
+    done = job("evaluate.py", "ckpt=run", "logger=csv")
+    assert done.returncode == 1
+    assert "would run the module 'my_methods'" in done.stderr
     done = job("train.py", "plugins=[my_method]", *shared)
     assert done.returncode == 1
     assert "plugins names the module 'my_method', and it is not found" in done.stderr
