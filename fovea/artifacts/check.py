@@ -1,13 +1,13 @@
 """Whether artifacts are those that were written: ``python -m fovea.artifacts.check <folder>``.
 
-Every byte of every shard is read and compared with its hash. ``--drop`` removes what is damaged, and the record that
-the export was finished, so that the export, run again, does the lost samples and no others.
+Every byte of every shard is read and compared with its hash, and every sample with what the manifest, or the shard's
+index, says of it. ``--drop`` removes what is damaged, and the record that the export was finished, so that the export,
+run again, does the lost samples and no others.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,10 +29,16 @@ def damaged_shards(folder: Path, *, progress: bool = False) -> dict[str, str]:
     shards, problems = _shards(folder)
     if not shards and not problems:
         raise ArtifactError(f"there are no artifacts in {folder}: it holds no {MANIFEST} and no shard")
+    holder: dict[str, str] = {}
     shown = track(shards, "checking shards", console=Console(stderr=True), disable=not progress, transient=True)
     for shard in shown:
-        if (problem := shard_problem(folder, shard)) is not None:
+        problem = shard_problem(folder, shard)
+        if problem is None and (key := next((s.key for s in shard.samples if s.key in holder), None)) is not None:
+            problem = f"sample '{key}' is in {folder / shard.name} and in {holder[key]}"
+        if problem is not None:
             problems[shard.name] = problem
+        else:
+            holder |= {sample.key: shard.name for sample in shard.samples}
     return problems
 
 
@@ -52,9 +58,9 @@ def _shards(folder: Path) -> tuple[list[ShardEntry], dict[str, str]]:
     for path in sorted(folder.glob("shard-*.tar")):
         index = path.with_suffix(".json")
         try:
-            shards[path.name] = ShardEntry.from_json(json.loads(index.read_bytes())["shard"])
-        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-            problems[path.name] = f"{index} is missing or damaged: {error}"
+            shards[path.name] = ShardEntry.read(index)[1]
+        except ArtifactError as error:
+            problems[path.name] = str(error)
     if (folder / MANIFEST).is_file():
         try:
             listed = {shard.name: shard for shard in Manifest.read(folder).shards}

@@ -80,11 +80,20 @@ class Fingerprint:
         Raises:
             TypeError: it is something else.
         """
+        if not isinstance(values, dict):
+            raise TypeError(f"no fingerprint: {str(values)[:200]}")
         layers = {name: tuple(values.get(name, ())) for name in ("mid_layers", "feature_layers")}
-        fingerprint = Fingerprint(**{**values, **layers})
-        if not all(isinstance(part, dict) for part in (fingerprint.processor, fingerprint.model, fingerprint.versions)):
+        found = Fingerprint(**{**values, **layers})
+        if not all(isinstance(part, dict) for part in (found.processor, found.model, found.versions)):
             raise TypeError("no fingerprint: processor, model and versions must hold named values")
-        return fingerprint
+        caps = [cap for cap in (found.max_new_tokens, found.max_tokens) if cap is not None]
+        if not all(type(number) is int for number in (*found.mid_layers, *found.feature_layers, *caps)):
+            raise TypeError("no fingerprint: layers and caps must be whole numbers")
+        names = ("weights", "data", "dtype", "answers", "visual", "target")
+        texts = (*(getattr(found, name) for name in names), found.revision or "", *found.versions.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("no fingerprint: hashes, names and versions must be texts")
+        return found
 
     def digest(self) -> str:
         """16 hex digits over all that must agree; names a folder in the cache."""

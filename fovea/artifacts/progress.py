@@ -118,6 +118,7 @@ def forget_paces(folder: Path) -> None:
 
 def _read(path: Path) -> Pace | None:
     try:
-        return Pace(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # removed meanwhile, or of another version
+        pace = Pace(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):  # removed meanwhile, or of another version
         return None
+    return pace if all(isinstance(value, int | float) for value in asdict(pace).values()) else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry
+from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, content_hash
 from fovea.artifacts.schema import SampleMeta, decode_sample
 from fovea.targets.teacher_batch import TeacherSample
 
@@ -53,24 +53,12 @@ class IndexedArtifacts(Dataset[TeacherSample]):
 
     def _read(self, index: int) -> tuple[TeacherSample, SampleMeta]:
         entry, shard = self.entries[index], self._shard_of[index]
-        where = f"{self.folder / shard.name} at byte {entry.meta[0]}"
-        content = self._map(shard)
-        meta, data = (content[offset : offset + size] for offset, size in (entry.meta, entry.data))
-        try:
-            sample, about = decode_sample(meta.numpy().tobytes(), data, self.feature_layers)
-        except ArtifactError as error:
-            raise ArtifactError(f"{where}: {error}") from error
-        check_entry(sample, entry, where)
-        check_content(meta.numpy().data, data.numpy().data, entry, where)
-        return sample, about
+        return read_sample(self._map(shard), entry, str(self.folder / shard.name), self.feature_layers)
 
     def _map(self, shard: ShardEntry) -> Tensor:
         """[bytes] uint8 over the whole shard."""
         if shard.name not in self._maps:
-            path = self.folder / shard.name
-            # Unlike mmap.mmap this keeps no file descriptor, so a set may have more shards than a process may open.
-            storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=shard.bytes)
-            self._maps[shard.name] = torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, storage))
+            self._maps[shard.name] = _mapped(self.folder, shard)
         return self._maps[shard.name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,8 +66,37 @@ class IndexedArtifacts(Dataset[TeacherSample]):
         return self.__dict__ | {"_maps": {}}
 
 
+def _mapped(folder: Path, shard: ShardEntry) -> Tensor:
+    """[bytes] uint8 over a whole shard."""
+    # Unlike mmap.mmap this keeps no file descriptor, so a set may have more shards than a process may open.
+    storage = torch.UntypedStorage.from_file(str(folder / shard.name), shared=False, nbytes=shard.bytes)
+    return torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, storage))
+
+
+def read_sample(
+    content: Tensor, entry: SampleEntry, path: str, feature_layers: Sequence[int] = ()
+) -> tuple[TeacherSample, SampleMeta]:
+    """The sample of ``entry`` in the ``content`` of the shard at ``path``.
+
+    Raises:
+        ArtifactError: there is none, another one, or one that is damaged.
+    """
+    where = f"{path} at byte {entry.meta[0]}"
+    meta, data = (content[offset : offset + size] for offset, size in (entry.meta, entry.data))
+    try:
+        sample, about = decode_sample(meta.numpy().tobytes(), data, feature_layers)
+    except ArtifactError as error:
+        raise ArtifactError(f"{where}: {error}") from error
+    check_entry(sample, entry, where)
+    check_content(meta.numpy().data, data.numpy().data, entry, where)
+    return sample, about
+
+
 def shard_problem(folder: Path, shard: ShardEntry) -> str | None:
-    """What is wrong with a ``shard`` in ``folder``, every byte of which is read; None if nothing is."""
+    """What is wrong with a ``shard`` in ``folder``, every byte of which is read; None if nothing is.
+
+    Each sample is compared with its entry too: a shard may be sound and what is said of it not.
+    """
     path = folder / shard.name
     if not path.is_file():
         return f"{path} is missing; the manifest has {len(shard.samples)} samples in it"
@@ -89,6 +106,12 @@ def shard_problem(folder: Path, shard: ShardEntry) -> str | None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != shard.sha256:
         return f"{path} is damaged: its sha256 is {found}, the manifest has {shard.sha256}"
+    content = _mapped(folder, shard)
+    try:
+        for entry in shard.samples:
+            read_sample(content, entry, str(path))
+    except ArtifactError as error:
+        return str(error)
     return None
 
 
@@ -125,10 +148,16 @@ def check_content(meta: bytes | memoryview, data: bytes | memoryview, entry: Sam
     Raises:
         ArtifactError: naming the sample, and both checksums.
     """
-    if entry.crc is not None and (found := zlib.crc32(data, zlib.crc32(meta))) != entry.crc:
+    if entry.xxh3 is not None:
+        kind, found, wanted = "XXH3-64", content_hash(meta, data), entry.xxh3
+    elif entry.crc is not None:
+        kind, found, wanted = "CRC-32", f"{zlib.crc32(data, zlib.crc32(meta)):08x}", f"{entry.crc:08x}"
+    else:
+        return
+    if found != wanted:
         raise ArtifactError(
-            f"{where}: sample '{entry.key}' is damaged: its CRC-32 is {found:08x}, the manifest has {entry.crc:08x}; "
-            "copy the shard again, or let python -m fovea.artifacts.check --drop find what is to be exported again"
+            f"{where}: sample '{entry.key}' is damaged: its {kind} is {found}, the manifest has {wanted}; copy the "
+            "shard again, or let python -m fovea.artifacts.check --drop find what is to be exported again"
         )
 
 

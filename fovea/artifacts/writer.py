@@ -12,9 +12,7 @@ import io
 import json
 import os
 import tarfile
-import zlib
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -24,7 +22,7 @@ from webdataset.writer import TarWriter
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
 from fovea.artifacts.keys import escape
-from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, write_json
+from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, content_hash, reasons, write_json
 from fovea.artifacts.progress import forget_paces
 from fovea.artifacts.ranks import exclusively
 from fovea.artifacts.schema import META, TENSORS, SampleMeta, StoredDtype, encode_sample
@@ -49,15 +47,14 @@ def whole_shards(folder: Path, fingerprint: Fingerprint) -> list[ShardEntry]:
         if not shard.is_file():
             continue
         try:
-            values = json.loads(path.read_bytes())
-            made_with, entry = Fingerprint.from_json(values["fingerprint"]), ShardEntry.from_json(values["shard"])
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            made_with, entry = ShardEntry.read(path)
+        except ArtifactError as error:
             raise ArtifactError(
-                f"{path} is damaged ({error}); let {CHECK} {folder} --drop remove it and export again: only the "
-                "samples of its shard are done once more"
+                f"{error}; let {CHECK} {folder} --drop remove it and export again: only the samples of its shard are "
+                "done once more"
             ) from error
         made_with.require(fingerprint, str(folder))
-        if (size := shard.stat().st_size) != entry.bytes or entry.name != shard.name:
+        if (size := shard.stat().st_size) != entry.bytes:
             raise ArtifactError(
                 f"{shard} is cut or not ours: it has {size} bytes, its index says {entry.bytes} with "
                 f"{len(entry.samples)} samples; let {CHECK} {folder} --drop remove it and export again: only its "
@@ -127,7 +124,7 @@ class ArtifactWriter:
             data=at[TENSORS],
             source=meta.source,
             images=meta.image_hashes,
-            crc=zlib.crc32(content[TENSORS], zlib.crc32(content[META])),
+            xxh3=content_hash(content[META], content[TENSORS]),
         )
         # Only now is the sample whole: what an interrupt leaves behind this size is cut off.
         self._size += len(fragment)
@@ -172,9 +169,8 @@ class ArtifactWriter:
         self._hash.update(_END_OF_ARCHIVE)
         size = self._size + len(_END_OF_ARCHIVE)
         shard = ShardEntry(self._name, size, self._hash.hexdigest(), tuple(self._samples))
-        path = self.folder / self._name
-        write_json(path.with_suffix(".json"), {"fingerprint": asdict(self.fingerprint), "shard": asdict(shard)})
-        self._partial.rename(path)
+        shard.write(self.folder, self.fingerprint)
+        self._partial.rename(self.folder / self._name)
         self._number += 1
 
 
@@ -233,8 +229,8 @@ def finish_rank(
         for name, key in ((shard.name, sample.key) for shard in shards for sample in shard.samples):
             if key in holder:
                 raise ArtifactError(
-                    f"sample '{key}' is in {holder[key]} and in {name} of {folder}; delete one of the two with its "
-                    ".json, and the same command makes what is then missing again"
+                    f"sample '{key}' is in {holder[key]} and in {name} of {folder}; let {CHECK} {folder} --drop remove "
+                    "one of the two, and the same command makes what is then missing again"
                 )
             holder[key] = name
         if keys is None:
@@ -259,8 +255,8 @@ def finish_rank(
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
-        return {**record, "skipped": dict(record["skipped"])}
-    except (KeyError, TypeError, ValueError) as error:
+        return {**record, "skipped": reasons(record["skipped"])}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is damaged ({error}); delete it and run the same command again") from error
 
 

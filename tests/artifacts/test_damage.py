@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fovea.artifacts.check import damaged_shards, main
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import Fingerprint
-from fovea.artifacts.manifest import MANIFEST, Manifest
+from fovea.artifacts.manifest import MANIFEST, Manifest, ShardEntry, checked, content_hash, write_checked
 from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
 from fovea.artifacts.schema import SampleMeta, decode_sample
 from fovea.artifacts.streaming import StreamedArtifacts
@@ -123,7 +125,7 @@ def test_a_flipped_payload_is_named_with_both_checksums(copy, expected):
     damaged[offset + size // 2] ^= 4  # among the states, where any bits are a number
     (copy / shard.name).write_bytes(damaged)
     for door in (indexed, streamed):
-        assert f"'{KEYS[1]}' is damaged: its CRC-32 is" in read(door, copy, expected)
+        assert f"'{KEYS[1]}' is damaged: its XXH3-64 is" in read(door, copy, expected)
 
 
 @pytest.mark.parametrize("door", [indexed, streamed])
@@ -213,6 +215,93 @@ def test_a_manifest_with_anything_in_any_place(folder, expected, data):
         assert_known(sample, expected)
 
 
+def rewritten(path: Path, where: tuple, value: object) -> None:
+    """Puts ``value`` at ``where`` into a JSON file, with a checksum that is right."""
+    values = checked(path.read_bytes())
+    node = values
+    for name in where[:-1]:
+        node = node[name]
+    node[where[-1]] = value
+    write_checked(path, values)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("fingerprint",), None, "no fingerprint"),
+        (("fingerprint", "feature_layers"), [[1]], "layers and caps must be whole numbers"),
+        (("fingerprint", "weights"), 5, "hashes, names and versions must be texts"),
+        (("fingerprint", "versions"), {"torch": 2}, "hashes, names and versions must be texts"),
+        (("skipped",), {"a": 5}, "a reason in words by key"),
+        (("skipped",), [["a", "b"]], "a reason in words by key"),
+        (("shards", 0, "samples", 1, "key"), KEYS[0], "has the sample 'set/0.png' twice"),
+        (("shards", 0, "samples", 0, "xxh3"), 5, "no entry of a sample"),
+    ],
+)
+def test_a_manifest_with_a_wrong_element_is_refused(copy, where, value, said):
+    rewritten(copy / MANIFEST, where, value)
+    with pytest.raises(ArtifactError, match=rf"manifest\.json is damaged .*{said}"):
+        open_artifacts(copy)
+
+
+def test_a_manifest_that_lists_a_shard_or_a_sample_twice_is_refused(copy):
+    shard = checked((copy / MANIFEST).read_bytes())["shards"][0]
+    rewritten(copy / MANIFEST, ("shards",), [shard, shard])
+    with pytest.raises(ArtifactError, match=r"it lists shard-00-00000\.tar twice"):
+        open_artifacts(copy)
+    rewritten(copy / MANIFEST, ("shards",), [shard, {**shard, "name": "shard-00-00001.tar"}])
+    with pytest.raises(ArtifactError, match=r"it lists the sample 'set/0\.png' twice"):
+        open_artifacts(copy)
+
+
+@QUIET
+@given(data=st.data())
+def test_an_index_with_anything_in_any_place(folder, tmp_path, data):
+    """What is read of it is an entry that can be used, or an error of ours."""
+    path = tmp_path / "shard-00-00000.json"
+    values = checked((folder / path.name).read_bytes())
+    where = data.draw(st.sampled_from(list(places(values))))
+    write_checked(path, values)
+    rewritten(path, where, data.draw(JSON))
+    try:
+        fingerprint, entry = ShardEntry.read(path)
+        fingerprint.require(Fingerprint.from_json(values["fingerprint"]), "there")
+        Manifest(fingerprint, (entry,)).summary()
+    except ArtifactError:
+        return
+
+
+@QUIET
+@given(raw=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()) | st.just(b"[" * 10**5))
+def test_an_index_a_manifest_and_a_rank_record_of_anything(tmp_path, raw):
+    path = tmp_path / "shard-00-00000.json"
+    path.write_bytes(raw)
+    with pytest.raises(ArtifactError, match=path.name):
+        ShardEntry.read(path)
+    with pytest.raises(ArtifactError, match="here"):
+        Manifest.from_bytes(raw, "here")
+    folder = tmp_path / "ranks"
+    folder.mkdir(exist_ok=True)
+    record, fingerprint = folder / "rank-01-of-02.json", Fingerprint("abc", {}, "d", (1,), "bf16", "dataset")
+    record.write_bytes(raw)
+    with pytest.raises(ArtifactError, match=rf"{record.name} is damaged .*; delete it"):
+        finish_rank(folder, fingerprint, {}, 0, 2)
+
+
+@QUIET
+@given(raw=st.binary(min_size=1, max_size=2000), data=st.data())
+def test_a_shard_of_any_bytes(folder, expected, tmp_path, raw, data):
+    """Of the right size, and some of them a shard up to where they are not."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    path = copy / Manifest.read(copy).shards[0].name
+    whole = path.read_bytes()
+    start = data.draw(st.integers(0, len(whole) - len(raw)))
+    path.write_bytes(whole[:start] + raw + whole[start + len(raw) :])
+    for door in (indexed, streamed):
+        read(door, copy, expected)
+
+
 @QUIET
 @given(raw=st.binary(max_size=400))
 def test_a_manifest_of_any_bytes(raw):
@@ -291,6 +380,77 @@ class TestCheck:
         main([str(folder), "--drop"])
         export(fake_target(), conversations, folder, config, fingerprint, progress=False)
         assert len(open_artifacts(folder)) == len(conversations)
+
+    @pytest.mark.parametrize("name", ["key", "xxh3"])
+    def test_one_character_of_an_index_is_refused_by_the_export_and_found(
+        self, tmp_path, conversations, config, fingerprint, fake_target, name
+    ):
+        """Else a sample would be stored twice, or refused for good by those who read it."""
+        folder = tmp_path / "artifacts"
+        export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        (folder / MANIFEST).unlink()
+        index = sorted(folder.glob("shard-*.json"))[0]
+        place = index.read_bytes().index(f'"{name}":"'.encode()) + len(name) + 4
+        damaged = bytearray(index.read_bytes())
+        damaged[place] ^= 1
+        index.write_bytes(damaged)
+        with pytest.raises(
+            ArtifactError, match=rf"{index.name} is damaged \(its CRC-32 is .*artifacts.check .* --drop"
+        ):
+            export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        main([str(folder), "--drop"])
+        export(fake_target(), conversations, folder, config, fingerprint, progress=False)
+        assert sorted(sample.key for sample in open_artifacts(folder)) == sorted(c.key for c in conversations)
+
+    @pytest.mark.parametrize(("name", "value"), [("key", "other"), ("crc", 7), ("tokens", 99)])
+    def test_an_index_of_an_older_version_is_compared_with_the_samples(self, copy, name, value):
+        """It has no checksum of its own."""
+        shard = Manifest.read(copy).shards[0]
+        (copy / MANIFEST).unlink()
+        index = shard.index(copy)
+        values = checked(index.read_bytes())
+        for sample in values["shard"]["samples"]:
+            del sample["xxh3"]
+        index.write_text(json.dumps(values))
+        assert damaged_shards(copy) == {}
+        values["shard"]["samples"][1][name] = value
+        index.write_text(json.dumps(values))
+        assert list(damaged_shards(copy)) == [shard.name]
+
+    def test_of_a_sample_in_two_shards_one_is_dropped(self, copy):
+        first = Manifest.read(copy).shards[0]
+        (copy / MANIFEST).unlink()
+        second = replace(first, name="shard-01-00000.tar")
+        shutil.copy(copy / first.name, copy / second.name)
+        second.write(copy, Fingerprint("abc", {"max_pixels": 4}, "d", (1, 2), "bf16", "dataset"))
+        found = damaged_shards(copy)
+        assert list(found) == [second.name]
+        assert f"sample 'set/0.png' is in {copy / second.name} and in {first.name}" in found[second.name]
+        main([str(copy), "--drop"])
+        assert damaged_shards(copy) == {}
+
+
+def test_artifacts_with_a_crc_stay_readable(copy, expected):
+    """As older versions wrote them; damage is found by it."""
+    values = checked((copy / MANIFEST).read_bytes())
+    content = (copy / values["shards"][0]["name"]).read_bytes()
+    for sample in values["shards"][0]["samples"]:
+        del sample["xxh3"]
+        meta, data = (content[at : at + size] for at, size in (sample["meta"], sample["data"]))
+        sample["crc"] = zlib.crc32(meta + data)
+    write_checked(copy / MANIFEST, values)
+    for door in (indexed, streamed):
+        assert read(door, copy, expected) is None
+    values["shards"][0]["samples"][0]["crc"] ^= 1
+    write_checked(copy / MANIFEST, values)
+    for door in (indexed, streamed):
+        assert "'set/0.png' is damaged: its CRC-32 is" in read(door, copy, expected)
+
+
+def test_the_hash_of_a_sample_is_xxh3_64():
+    """The value of the reference implementation for no bytes, and both members in their order."""
+    assert content_hash(b"", b"") == "2d06800538d394c2"
+    assert content_hash(b"ab", b"c") == content_hash(b"a", b"bc") != content_hash(b"c", b"ab")
 
 
 def test_a_reader_that_is_slow_and_one_that_dies(folder, expected, tmp_path):
