@@ -43,12 +43,19 @@ _SMALL_TALK = (
     "You are using a CUDA device",
     "LOCAL_RANK",
 )
+#: Loggers of Lightning's that say it: a filter holds for one logger and for none below it.
+_SPEAKERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+)
 
 
 def quiet_lightning() -> None:
     """Lets Lightning speak through the handlers of the job, once, and only of what is particular to a run."""
     logging.getLogger("lightning").handlers.clear()
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+    for name in _SPEAKERS:
         logging.getLogger(name).addFilter(_is_news)
     for message in (
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning beside a newer torch
