@@ -51,6 +51,7 @@ def _run(options: argparse.Namespace) -> None:
     from fovea.targets.load import default_mid_layers, load_spec, load_target
     from fovea.targets.vision import require_sight
 
+    _import_plugins(options.plugin)
     layers = options.mid_layers or default_mid_layers(load_spec(options.target).num_layers)
     try:
         config = ExportConfig(
@@ -78,6 +79,17 @@ def _run(options: argparse.Namespace) -> None:
     print(
         manifest.summary() if manifest else f"rank {rank} is done; the last of {world_size} ranks writes the manifest"
     )
+
+
+def _import_plugins(names: Sequence[str]) -> None:
+    """Imports modules of the user's own; the working directory is searched too."""
+    if names and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ArtifactError(f"--plugin {name}: {error}; start where it lies, or extend PYTHONPATH") from error
 
 
 def load_source(words: Sequence[str]) -> Any:
@@ -119,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     device = f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     add = parser.add_argument
     add("--target", type=Path, required=True, help="checkpoint folder of the target")
+    add("--plugin", action="append", default=[], metavar="MODULE", help="module to import first, as of an adapter")
     add("--data", nargs="+", required=True, metavar="SOURCE", help="module:factory, then key=value")
     add("--out", type=Path, required=True, help="folder of the artifacts")
     add("--mid-layers", type=int, nargs="+", help="layers of the mid state (default: the first two fifths, less two)")

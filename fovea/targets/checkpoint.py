@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -24,13 +25,16 @@ _LM_HEADS = tuple(f"{prefix}lm_head.weight" for prefix in _PREFIXES)
 # Tensors of the language model under any of these names; what is left is what the target sees with.
 _LANGUAGE = re.compile(r"(.*\.)?(language_model|text_model|lm_head)\.|(model\.)?(layers|embed_tokens|norm)\.")
 
+# How a Git-LFS pointer begins, which a clone without LFS leaves in the place of a large file.
+_POINTER = b"version https://git-lfs"
+
 # Files up to this size are hashed whole; of a larger one, its first megabyte and one of every 32.
 _WHOLE_FILE = 256 << 20
 _BLOCK, _STRIDE = 1 << 20, 32 << 20
 
 
 class CheckpointError(FileNotFoundError):
-    """A checkpoint, or a part of it, that is not there; the message names it and how to point to a local copy."""
+    """A checkpoint, or a part of it, that is not there or damaged; the message names it and the remedy."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -71,7 +75,10 @@ def weight_files(folder: Path) -> list[Path]:
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ):
         if (folder / index).is_file():
-            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            named = read_settings(folder / index).get("weight_map")
+            if not isinstance(named, dict) or not named:
+                raise damaged(folder / index, "names no weight files (weight_map)")
+            names = sorted(set(named.values()))
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
                 raise CheckpointError(
@@ -85,6 +92,50 @@ def weight_files(folder: Path) -> list[Path]:
         f"'{folder}' holds no weights (model.safetensors or pytorch_model.bin, whole or in shards); "
         "point to a complete copy with model.path=<folder>"
     )
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint.
+
+    Raises:
+        CheckpointError: it is cut off, something else, or no text.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise damaged(file, f"is no whole JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise damaged(file, "holds no JSON object")
+    return content
+
+
+def require_whole(files: Iterable[Path]) -> None:
+    """Refuses weight files that cannot be read, by their beginnings and lengths alone.
+
+    Raises:
+        CheckpointError: a file is empty, cut off, or a Git-LFS pointer that stands for it.
+    """
+    for file in files:
+        with file.open("rb") as stream:
+            start = stream.read(len(_POINTER))
+        if start == _POINTER:
+            raise CheckpointError(
+                f"'{file}' is a Git-LFS pointer and not the weights; fetch them with git lfs pull in "
+                f"'{file.parent}', or point to another copy with model.path=<folder>"
+            )
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="pt"):
+                    pass
+            elif not start:
+                raise damaged(file, "is empty")
+        except SafetensorError as error:
+            raise damaged(file, f"is cut off or no safetensors file ({error})") from error
+
+
+def damaged(file: Path, what: str) -> CheckpointError:
+    """The error for a ``file`` of a checkpoint that is not as it was saved."""
+    return CheckpointError(f"'{file}' {what}; fetch this file again, or point to another copy with model.path=<folder>")
 
 
 def load_head(path: str | Path, *, dtype: torch.dtype) -> TargetHead:
@@ -143,6 +194,8 @@ def _complete(folder: Path) -> Path:
 def _read_tensors(files: Iterable[Path], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Those of the tensors in ``files`` whose names are ``wanted``."""
     found = {}
+    files = list(files)
+    require_whole(files)
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as stream:

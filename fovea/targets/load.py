@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,10 @@ from fovea.targets.attention import PROBED_SDPA
 from fovea.targets.base import TargetSpec
 from fovea.targets.checkpoint import (
     CheckpointError,
+    damaged,
     load_head,
+    read_settings,
+    require_whole,
     resolve_checkpoint,
     weight_files,
     weights_fingerprint,
@@ -82,7 +84,7 @@ def load_target(
     tokens are selected is said to every loop alike (:mod:`fovea.decoding.selection`).
 
     Raises:
-        FileNotFoundError: no config.json, no weights, or some of the model's tensors are not among them.
+        CheckpointError: no config.json, no weights, a damaged file, or some of the model's tensors are missing.
         UnsupportedTargetError: as in :func:`load_spec`, or a language model that computes more than its layers say.
         PromptError: the checkpoint has no chat template.
         ValueError: another ``attn_implementation`` than sdpa, the only one that takes a tree mask on every device.
@@ -93,12 +95,17 @@ def load_target(
     config, adapter = read_config(folder)
     eos_ids = _eos_ids(folder, config)
     spec = adapter.read_spec(config, eos_ids)
-    processor = adapter.processor_class.from_pretrained(folder)
+    processor = _processor(folder, adapter)
     find_chat_template(processor)
-    weight_files(folder)
-    model, loading = adapter.model_class.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-    )
+    require_whole(weight_files(folder))
+    try:
+        model, loading = adapter.model_class.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise damaged(folder / "config.json", "has other sizes than the weights beside it") from error
     # transformers would go on with random numbers in their place.
     if absent := sorted(loading["missing_keys"]):
         raise CheckpointError(
@@ -125,7 +132,34 @@ def load_target(
 
 def load_generation_config(path: str | Path) -> GenerationConfig | None:
     """The generation settings of the checkpoint in folder ``path``; None if it brings none."""
-    return GenerationConfig.from_pretrained(path) if (Path(path) / "generation_config.json").is_file() else None
+    file = Path(path) / "generation_config.json"
+    if not file.is_file():
+        return None
+    read_settings(file)
+    return GenerationConfig.from_pretrained(path)
+
+
+def _processor(folder: Path, adapter: type[HFTarget]) -> Any:
+    """Processor or tokenizer of the checkpoint.
+
+    Raises:
+        CheckpointError: there is none. Some kinds transformers then makes up, with no word in their vocabulary.
+    """
+    remedy = (
+        "copy the published model's tokenizer and processor files into it, or point to another copy with "
+        "model.path=<folder>"
+    )
+    try:
+        processor = adapter.processor_class.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(
+            f"'{folder}' holds no processor or tokenizer that can be read ({what}); {remedy}"
+        ) from error
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise CheckpointError(f"'{folder}' holds no tokenizer (tokenizer.json and the like); {remedy}")
+    return processor
 
 
 def read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
@@ -135,8 +169,8 @@ def read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"'{folder}' has no config.json; point model.path to a checkpoint folder")
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    name = (content.get("architectures") or ["an unnamed architecture"])[0]
+    named = read_settings(folder / "config.json").get("architectures")
+    name = named[0] if isinstance(named, list) and named else "an unnamed architecture"
     if name in LANGUAGE_MODELS:
         raise UnsupportedTargetError(
             f"'{folder}' is in the layout of the LLaVA code base ({name}); convert it once with "
@@ -152,7 +186,8 @@ def read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
         if adapter is not HFTarget or config.get_text_config() is config:
             return config, adapter
     raise UnsupportedTargetError(
-        f"'{folder}' holds {name}; supported are {', '.join(sorted(ADAPTERS))} and other causal language models"
+        f"'{folder}' holds {name}; supported are {', '.join(sorted(ADAPTERS))} and other causal language models; "
+        "docs/new_target.md adds one"
     )
 
 
@@ -162,6 +197,6 @@ def _eos_ids(folder: Path, config: Any) -> tuple[int, ...]:
     named: Any = settings.eos_token_id if settings else None
     if named is None:
         named = config.get_text_config().eos_token_id
-    if named is None:
+    if named is None or named == []:
         raise ValueError(f"'{folder}' names no end token; set eos_token_id in its generation_config.json")
     return tuple(named) if isinstance(named, list) else (named,)

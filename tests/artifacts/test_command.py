@@ -2,11 +2,13 @@
 
 import json
 import logging
+import sys
 
 import pytest
 
 from fovea.artifacts import command
 from fovea.artifacts.reading import open_artifacts
+from fovea.targets.load import ADAPTERS
 
 
 @pytest.fixture
@@ -30,6 +32,22 @@ def test_exports_and_resumes(tmp_path, small_target_path, data, capsys, monkeypa
         command.main([*arguments, "--mid-layers", "1", "2"])
 
 
+def test_a_plugin_of_the_working_directory_is_imported_first(tmp_path, monkeypatch, data):
+    name = "Mine" + "ForConditionalGeneration"
+    (tmp_path / "my_target.py").write_text(
+        f"from fovea.targets.load import ADAPTERS\nfrom fovea.targets.llava import Llava\nADAPTERS[{name!r}] = Llava\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fovea.targets.load.ADAPTERS", dict(ADAPTERS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "unheard_of"}))
+    arguments = ["--target", str(tmp_path), "--out", str(tmp_path / "out"), *data]
+    with pytest.raises(SystemExit, match=f"holds {name}; supported are"):
+        command.main(arguments)
+    with pytest.raises(SystemExit, match=f"holds a {name} that transformers cannot read"):
+        command.main([*arguments, "--plugin", "my_target"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -39,6 +57,7 @@ def test_exports_and_resumes(tmp_path, small_target_path, data, capsys, monkeypa
         (["--data", "datamodules.conversations:JsonlConversations", "path=nowhere.jsonl"], r"nowhere\.jsonl"),
         (["--batch-size", "0"], "batch_size"),
         (["--target", "nowhere"], "nowhere"),
+        (["--plugin", "no_such_module"], "--plugin no_such_module: No module named .*extend PYTHONPATH"),
         (["--visual", "recomputed"], "reads text only; export with visual=stored"),
     ],
 )

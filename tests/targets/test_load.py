@@ -134,7 +134,7 @@ def test_the_model_itself_applies_no_generation_settings(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are .*Qwen2_5_VLFor"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are .*Qwen2_5_VLFor.*new_target"),
         ({"text_config__layer_types": ["sliding_attention"] * 4}, "sliding_attention.*use_sliding_window=false"),
         ({"text_config__rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
     ],
@@ -189,6 +189,48 @@ def test_what_is_missing_is_said_in_one_sentence(folder: Path, tmp_path: Path) -
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no config.json; point model.path"):
         resolve_checkpoint(folder)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "model.safetensors").write_text(POINTER), r"model.safetensors' is a Git-LFS pointer.*lfs pull"),
+        (lambda f: cut(f / "model.safetensors"), r"model.safetensors' is cut off.*fetch this file again"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), r"model.safetensors' is cut off.*fetch this file again"),
+        (lambda f: cut(f / "config.json"), r"config.json' is no whole JSON.*fetch this file again"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config.json' holds no JSON object.*model.path="),
+        (lambda f: cut(f / "generation_config.json"), r"generation_config.json' is no whole JSON.*model.path="),
+        (lambda f: [p.unlink() for p in f.glob("*token*")], r"holds no tokenizer \(tokenizer.json.*model.path="),
+        (lambda f: (f / "processor_config.json").unlink(), r"holds no processor or tokenizer.*model.path="),
+        (lambda f: edit(f / "config.json", text_config__vocab_size=77), r"config.json' has other sizes than the wei"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), r"index.json' names no weight files"),
+    ],
+)
+def test_damage_is_named_with_file_and_remedy(folder: Path, spoil, message: str) -> None:
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_target(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("spoil", [cut, lambda file: file.write_text(POINTER)])
+def test_a_head_is_not_read_from_damaged_weights(folder: Path, spoil) -> None:
+    spoil(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model.safetensors' is .*model.path="):
+        load_head(folder, dtype=torch.float32)
+
+
+def test_an_empty_list_of_end_tokens_is_none(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[])
+    with pytest.raises(ValueError, match=r"names no end token"):
+        load_spec(folder)
 
 
 def test_the_hub_is_asked_on_request_only(folder: Path, monkeypatch) -> None:
