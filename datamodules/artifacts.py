@@ -20,7 +20,7 @@ from datamodules.epochs import EpochLoader, EpochSampler, StreamLoader
 from datamodules.recomputed import PictureCollate, Sight
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.export import export
+from fovea.artifacts.export import export, require_some
 from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
@@ -129,19 +129,24 @@ class ArtifactDataModule(L.LightningDataModule):
         """Exports what is missing.
 
         Raises:
+            ArtifactError: there is no conversation to export.
             FingerprintMismatchError: if ``folder`` holds artifacts of another target, data set or configuration.
             UnsupportedTargetError: visual tokens are to be recomputed, and the target reads text only.
         """
         if self.export_config.visual == "recomputed":
             require_sight(self.checkpoint)
+        missing: list[tuple[ConversationSource, Path, Fingerprint]] = []
         for source in (self.train_source, self.val_source, self.text_source):
             if isinstance(source, ConversationSource):
                 folder, fingerprint = self.folder_of(source), self._fingerprint(source)
                 if (folder / MANIFEST).is_file():
                     Manifest.read(folder).fingerprint.require(fingerprint, str(folder))
                 else:
-                    target = self._load_target()
-                    export(target, source, folder, self.export_config, fingerprint, progress=self.progress)
+                    require_some(source)
+                    missing.append((source, folder, fingerprint))
+        for source, folder, fingerprint in missing:
+            target = self._load_target()
+            export(target, source, folder, self.export_config, fingerprint, progress=self.progress)
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the artifacts and checks that they are the ones of this target and configuration."""

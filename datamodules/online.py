@@ -19,7 +19,7 @@ from datamodules.curriculum import Mixed
 from datamodules.epochs import EpochLoader
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.export import hash_image
+from fovea.artifacts.export import hash_image, require_some
 from fovea.artifacts.teaching import ConversationTeacher
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
@@ -78,9 +78,16 @@ class OnlineDataModule(L.LightningDataModule):
         return self._teacher
 
     def setup(self, stage: str | None = None) -> None:
-        """Splits the conversations."""
+        """Splits the conversations.
+
+        Raises:
+            ArtifactError: there is none.
+        """
         if self._train is not None:
             return
+        for source in (self.train_source, self.val_source, self.text_source):
+            if source is not None:
+                require_some(source)
         self._train, self._val = self.train_source, self.val_source
         if self._val is None and self.loader.val_fraction:
             groups = [_picture(conversation) for conversation in self.train_source]

@@ -16,7 +16,7 @@ import torch
 
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.export import export
+from fovea.artifacts.export import export, require_some
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
 from fovea.artifacts.ranks import rank_in
 from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS
@@ -71,6 +71,7 @@ def _run(options: argparse.Namespace) -> None:
     if config.visual == "recomputed":
         require_sight(options.target)
     conversations = load_source(options.data)
+    require_some(conversations)
     fingerprint = fingerprint_checkpoint(options.target, config, conversations.digest())
     dtype = COMPUTE_DTYPES[options.compute_dtype or ("bf16" if options.device.startswith("cuda") else "fp32")]
     target = load_target(options.target, device=options.device, dtype=dtype)

@@ -64,6 +64,7 @@ def export(
             sample.
     """
     folder = Path(folder)
+    require_some(conversations)
     keys = _refuse_doubled_keys(conversations)
     if not 0 <= rank < world_size:
         raise ArtifactError(f"there is no rank {rank} among {world_size}; ranks count from 0")
@@ -102,6 +103,16 @@ def export(
         manifest = Manifest.read(folder)
         logger.info("artifacts in %s: %s", folder, manifest.summary())
         return manifest
+
+
+def require_some(conversations: Sequence[Conversation]) -> None:
+    """Refuses a data set without conversations, by the name that it gives itself, before a target is loaded for it.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    if len(conversations) == 0:
+        raise ArtifactError(f"there is no conversation in {conversations}; is a file empty, or a limit 0?")
 
 
 def hash_image(image: ImageSource) -> str:

@@ -48,6 +48,15 @@ def test_a_plugin_of_the_working_directory_is_imported_first(tmp_path, monkeypat
         command.main([*arguments, "--plugin", "my_target"])
 
 
+def test_an_empty_file_is_named_before_the_target_is_loaded(tmp_path, small_target_path, monkeypatch):
+    monkeypatch.setattr("fovea.targets.load.load_target", lambda *_, **__: pytest.fail("the target was loaded"))
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    data = ["--data", "datamodules.conversations:JsonlConversations", f"path={empty}"]
+    with pytest.raises(SystemExit, match=rf"^error: there is no conversation in {empty}; is a file empty"):
+        command.main(["--target", str(small_target_path), "--out", str(tmp_path / "out"), "--device", "cpu", *data])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

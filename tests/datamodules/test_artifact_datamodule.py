@@ -54,6 +54,16 @@ def keys(loader):
     return [key for batch in loader for key in batch.keys]
 
 
+@pytest.mark.parametrize("use", ["train", "val"])
+def test_an_empty_file_is_named_before_the_target_is_loaded(make_data, tmp_path, use):
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    data = make_data(**{use: JsonlConversations(empty)})
+    with pytest.raises(ArtifactError, match=rf"there is no conversation in {empty}; is a file empty"):
+        data.prepare_data()
+    assert not data.loads
+
+
 class Recorder(L.LightningModule):
     """Trains nothing and remembers what it was given."""
 

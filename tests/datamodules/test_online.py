@@ -63,6 +63,16 @@ def modules(tmp_path, small_target, small_target_path, source, answers="dataset"
     return offline, online
 
 
+def test_an_empty_file_is_named_before_the_target_is_loaded(tmp_path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    train = JsonlConversations(empty)
+    load = partial(pytest.fail, "the target was loaded")
+    data = OnlineDataModule(load_target=load, export=ExportConfig(mid_layers=(1, 2)), train=train)
+    with pytest.raises(ArtifactError, match=rf"there is no conversation in {empty}; is a file empty"):
+        data.setup()
+
+
 @pytest.mark.parametrize("answers", ["dataset", "target"])
 def test_batches_equal_those_of_artifacts(tmp_path, small_target, small_target_path, source, answers) -> None:
     offline, online = modules(tmp_path, small_target, small_target_path, source, answers)
