@@ -80,6 +80,10 @@ def read_settings(cfg: DictConfig) -> Settings:
         page=convert(cfg.page, bool, "page"),
         budget=build_named(cfg, "diagnostics"),
     )
+    if cfg.task == "train":
+        accumulated = convert(cfg.trainer.accumulate_grad_batches, int, "trainer.accumulate_grad_batches")
+        if accumulated < 1:
+            raise SettingError(f"trainer.accumulate_grad_batches is {accumulated}; it must be at least 1")
     if name not in training_free.CONFIGS:
         deepest = settings.drafter.depth + 1
         if settings.unroll.steps is not None and settings.unroll.steps > deepest:

@@ -74,10 +74,11 @@ class Plan:
     Attributes:
         parameters: trainable parameters by part of the drafter, and ``total``.
         target_parameters: those of the target by part, and ``total``.
-        lengths, longest: of a typical sample, and of the longest that the export keeps.
+        lengths, longest: of a typical sample, and of the longest that the export and the target's context allow.
         sample_bytes, artifact_bytes: on disk, of a typical sample and of all.
         typical, longest_phases: memory by phase for samples of either length.
-        host_bytes: host memory that the target takes between two evaluations, on each machine.
+        host_bytes: host memory that the target takes between two evaluations, over all devices; 0 online,
+            where it stays on them.
         device_bytes: memory of a device; None if nobody said.
     """
 
@@ -160,7 +161,9 @@ def make_plan(run: Run) -> Plan:
         tree=run.tree,
         on_gpu=run.on_gpu,
     )
-    longest = _longest(run.lengths, run.export.max_tokens)
+    longest = _longest(
+        run.lengths, min(run.export.max_tokens or architecture.max_positions, architecture.max_positions)
+    )
     per_sample = sample_bytes(
         run.lengths,
         architecture.hidden_size,
@@ -186,7 +189,7 @@ def make_plan(run: Run) -> Plan:
         updates=run.updates,
         typical=_phases(planned, run.lengths),
         longest_phases=_phases(planned, longest),
-        host_bytes=run.batching.devices * architecture.parameters * run.target_dtype.itemsize,
+        host_bytes=0 if run.online else run.batching.devices * architecture.parameters * run.target_dtype.itemsize,
         device_bytes=run.device_bytes,
     )
 
@@ -201,9 +204,9 @@ def _phases(planned: Planned, lengths: SampleLengths) -> tuple[Phase, ...]:
     )
 
 
-def _longest(typical: SampleLengths, max_tokens: int | None) -> SampleLengths:
+def _longest(typical: SampleLengths, max_tokens: int) -> SampleLengths:
     """A sample of ``max_tokens``, in the proportions of the typical one."""
-    if max_tokens is None or max_tokens <= typical.tokens:
+    if max_tokens <= typical.tokens:
         return typical
     times = max_tokens / typical.tokens
     return SampleLengths(max_tokens, int(typical.visual * times), int(typical.answer * times))

@@ -68,7 +68,9 @@ def _sizes(plan: Plan) -> Table:
         table.add_row("artifacts of the run", f"{plan.artifact_bytes / 1e9:,.1f} GB", f"{plan.samples:,} samples")
     else:
         table.add_row("a sample, not stored", "", what)
-    table.add_row("host memory of the target", f"{plan.host_bytes / 1e9:,.1f} GB", "between evaluations, all devices")
+    if plan.host_bytes:
+        host = f"{plan.host_bytes / 1e9:,.1f} GB"
+        table.add_row("host memory of the target", host, "between evaluations, all devices")
     table.add_section()
     batching, updates = plan.batching, plan.updates
     split = f"{batching.per_device} x {batching.accumulation} x {batching.devices} = {batching.per_update} samples each"

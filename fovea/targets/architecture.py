@@ -21,6 +21,7 @@ class Architecture:
         qkv_bias: queries, keys and values have biases.
         tied: embedding and LM head are one matrix.
         vision_parameters: parameters of vision tower and projector; 0 for text.
+        max_positions: tokens of its context.
     """
 
     hidden_size: int
@@ -34,6 +35,7 @@ class Architecture:
     qkv_bias: bool = False
     tied: bool = False
     vision_parameters: int = 0
+    max_positions: int = 1 << 20
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -81,7 +83,7 @@ class Architecture:
             rms_norm_eps=1e-6,
             qkv_bias=self.qkv_bias,
             rope=RopeSpec(10_000.0, section),
-            max_positions=1 << 20,
+            max_positions=self.max_positions,
             eos_ids=(0,),
         )
 
@@ -119,4 +121,5 @@ def read_architecture(folder: Path | str) -> Architecture:
         qkv_bias=spec.qkv_bias,
         tied=tied,
         vision_parameters=everything - decoder - head,
+        max_positions=spec.max_positions,
     )

@@ -90,7 +90,25 @@ class TestWhatIsToldOfARun:
         assert plan["artifact_bytes"] == 0
         assert "export" not in plan["typical"]
         assert plan["typical"]["training"]["parts"]["target"] == 2 * 8_292_166_656
-        assert "not stored" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "not stored" in out
+        assert "host memory" not in out  # it stays on its device
+        assert planned(tmp_path, "model=qwen25vl")["host_bytes"] == 2 * 2 * 8_292_166_656
+        assert "host memory of the target" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("model", "kept", "longest"),
+        [
+            ("llava15_7b", "5120", {"tokens": 4096, "visual": 2618, "answer": 1022}),
+            ("llava15_7b", "null", {"tokens": 4096, "visual": 2618, "answer": 1022}),
+            ("llava15_7b", "2048", {"tokens": 2048, "visual": 1309, "answer": 511}),
+            ("llava15_7b", "500", {"tokens": 901, "visual": 576, "answer": 225}),
+            ("llava_next_mistral_7b", "5120", {"tokens": 5120}),
+        ],
+    )
+    def test_no_sample_is_longer_than_the_context(self, model, kept, longest, tmp_path):
+        plan = planned(tmp_path, f"model={model}", f"data.export.max_tokens={kept}")
+        assert plan["longest"] == plan["longest"] | longest
 
     def test_pictures_in_the_place_of_visual_tokens(self, tmp_path, capsys):
         model = "model=llava_next_vicuna_7b"
@@ -151,6 +169,8 @@ class TestWhatIsToldOfARun:
             ("planning.tokens=100", "planning: 100 tokens, 391 of them visual and 225 of answers, are no sample"),
             ("planning.samples=0", "samples is 0"),
             ("planning.accelerator=tpu", "planning.accelerator is 'tpu'; choose from: gpu, cpu"),
+            ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches is 0; it must be at least 1"),
+            ("trainer.accumulate_grad_batches=1.5", "accumulate_grad_batches must be a whole number, got 1.5"),
             ("trainer.devices=auto", "trainer.devices is auto; a plan needs the number"),
             ("model.architecture.num_layers=0", "num_layers is 0"),
             ("+model.architecture.depth=3", "model.architecture has no field 'depth'"),

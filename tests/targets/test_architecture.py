@@ -26,9 +26,14 @@ def conf(name: str) -> Architecture:
     return Architecture(**OmegaConf.to_container(node))
 
 
-VICUNA_7B = LlamaConfig(vocab_size=32_064)
+VICUNA_7B = LlamaConfig(vocab_size=32_064, max_position_embeddings=4096)
 VICUNA_13B = LlamaConfig(
-    hidden_size=5120, intermediate_size=13_824, num_hidden_layers=40, num_attention_heads=40, vocab_size=32_064
+    hidden_size=5120,
+    intermediate_size=13_824,
+    num_hidden_layers=40,
+    num_attention_heads=40,
+    vocab_size=32_064,
+    max_position_embeddings=4096,
 )
 CLIP = {
     "model_type": "clip_vision_model",
@@ -50,6 +55,7 @@ def qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "vocab_size": vocabulary,
+        "max_position_embeddings": 128_000,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     }
     vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": hidden}
@@ -66,7 +72,10 @@ PUBLISHED = {
     "open_llava_next_7b": (LlavaNextConfig(text_config=VICUNA_7B, vision_config=CLIP), "LlavaNext", None),
     "llava_next_vicuna_13b": (LlavaNextConfig(text_config=VICUNA_13B, vision_config=CLIP), "LlavaNext", None),
     "llava_next_mistral_7b": (
-        LlavaNextConfig(text_config=MistralConfig(vocab_size=32_064, sliding_window=None), vision_config=CLIP),
+        LlavaNextConfig(
+            text_config=MistralConfig(vocab_size=32_064, sliding_window=None, max_position_embeddings=32_768),
+            vision_config=CLIP,
+        ),
         "LlavaNext",
         None,
     ),
@@ -78,6 +87,7 @@ PUBLISHED = {
             num_hidden_layers=28,
             num_attention_heads=28,
             num_key_value_heads=4,
+            max_position_embeddings=32_768,
         ),
         "Qwen2ForCausalLM",
         7_615_616_512,
@@ -90,6 +100,7 @@ PUBLISHED = {
             num_attention_heads=9,
             num_key_value_heads=3,
             vocab_size=49_152,
+            max_position_embeddings=8192,
             tie_word_embeddings=True,
         ),
         "LlamaForCausalLM",
@@ -115,7 +126,7 @@ def test_a_checkpoint_is_as_large_as_told(small_target, small_target_path):
     assert found.parameters == sum(weight.numel() for weight in model.parameters())
     layers = sum(weight.numel() for weight in model.get_decoder().layers.parameters())
     assert found.num_layers * found.layer_parameters == layers
-    assert (found.rotary_axes, found.qkv_bias) == (3, True)
+    assert (found.rotary_axes, found.qkv_bias, found.max_positions) == (3, True, 2048)
     state, _ = small_target.prefill(small_target.encode(_question()), 5)
     assert found.cache_numbers * state.cache.capacity == state.cache.buffer.numel()
 
