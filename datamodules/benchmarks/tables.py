@@ -76,7 +76,7 @@ def _library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise SourceError("tables are read by the datasets library: pip install 'fovea[benchmarks]'") from error
+        raise SourceError("tables are read by the datasets library: pip install -e '.[benchmarks]'") from error
     return datasets
 
 

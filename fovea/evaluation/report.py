@@ -145,6 +145,7 @@ def _markdown(record: dict[str, Any], more: list[str]) -> str:
         f"Of {pooled['samples']} answers, {pooled['exact']} equal the autoregressive ones token for token, "
         f"{pooled['ties']} leave them at a near-tie of the target's own logits, and {pooled['unexplained']} differ "
         "without an explanation.",
+        _beside_transformers(pooled.get("differ_from_transformers", 0), settings.get("dtype", "")),
         _SAMPLED if _temperature(settings) else "",
         _listed(record["differences"]),
     ]
@@ -239,6 +240,14 @@ def _rule(settings: dict[str, Any]) -> str:
     words = [f"temperature {temperature:g}" if temperature else "greedy"]
     more = {name: selection[name] for name in selection if name not in _DESCRIBED}
     return ", ".join([*words, *(f"{name} {value}" for name, value in more.items())])
+
+
+def _beside_transformers(differ: int, dtype: str) -> str:
+    """What it means that so many answers are not those of transformers' ``generate``."""
+    if not differ:
+        return ""
+    why = "the target is not run as its model would be" if dtype == "float32" else f"near-ties of {dtype} may part them"
+    return f"transformers' own `generate` answers {differ} of the prompts that it was asked otherwise: {why}."
 
 
 def _listed(lines: list[str]) -> str:

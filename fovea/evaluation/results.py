@@ -35,6 +35,8 @@ DEFINITIONS = METRICS | {
     "ties": "answers that leave them at a near-tie of the target's own half-precision logits, or of a draw",
     "unexplained": "answers that differ for no such reason; one fails the evaluation",
     "exact_matches": "exact / samples",
+    "differ_from_transformers": "answers that transformers' generate gives otherwise than the autoregressive loop, of "
+    "those that both gave; not compared where tokens are drawn",
     "ar_token_ms": "milliseconds per autoregressive token, without the prefill",
     "intervals": "95 % percentile bootstrap: conversations are drawn with replacement, turns of one together; "
     "none with a single conversation, or where a resample leaves the ratio undefined",
@@ -116,7 +118,8 @@ class SpeedResult:
         """The numbers of every source, by name, and of all pooled, last.
 
         Beside those of :data:`fovea.evaluation.metrics.DEFINITIONS`: ``exact_matches`` (share), the counts ``exact``,
-        ``ties`` and ``unexplained``, ``ar_token_ms``, milliseconds per autoregressive token without the prefill, and
+        ``ties`` and ``unexplained``, the count ``differ_from_transformers`` for all pooled, ``ar_token_ms``,
+        milliseconds per autoregressive token without the prefill, and
         ``intervals``, those of :func:`fovea.evaluation.bootstrap.speed_intervals`.
         """
         sources = sorted({prompt.speculative.source for prompt in self.prompts})
@@ -131,7 +134,23 @@ class SpeedResult:
             own = [prompt for prompt in self.prompts if prompt.speculative.source == source]
             out[source or "(no source)"] = computed["per_source"][source] | _comparisons(own) | self._intervals(own)
         out[ALL] = computed["all"] | _comparisons(self.prompts) | self._intervals(self.prompts)
+        out[ALL]["differ_from_transformers"] = len(self.differ_from_transformers)
         return out
+
+    @property
+    def differ_from_transformers(self) -> list[str]:
+        """Keys of the prompts that transformers' ``generate`` answers otherwise than the autoregressive loop.
+
+        Nothing is compared where answers are drawn, since it draws by other random numbers. In half precision a
+        near-tie may part the two; in float32 they are equal, or the target is run otherwise than its model would be.
+        """
+        if self.settings.get("selection", {}).get("temperature"):
+            return []
+        return [
+            prompt.autoregressive.key
+            for prompt in self.prompts
+            if prompt.transformers is not None and prompt.transformers.tokens != prompt.autoregressive.tokens
+        ]
 
     def _intervals(self, prompts: Sequence[PromptResult]) -> dict[str, Any]:
         pairs = [(prompt.speculative, prompt.autoregressive) for prompt in prompts]

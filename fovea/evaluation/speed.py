@@ -196,6 +196,13 @@ def evaluate_and_save(
         raise ValueError(f"none of the {len(prompts)} prompts could be answered; {first}")
     if rank == 0:
         result.save(folder)
+        if result.settings["dtype"] == "float32" and (keys := result.differ_from_transformers):
+            logger.warning(
+                "transformers' own generate answers %d prompts otherwise than the autoregressive loop, first '%s': the "
+                "target is not run as its model would be, so do not trust its figures (docs/new_target.md)",
+                len(keys),
+                keys[0],
+            )
     result.require_lossless()
     return result
 

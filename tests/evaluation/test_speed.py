@@ -15,6 +15,7 @@ from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import OracleProposer, RandomProposer
 from fovea.decoding.selection import Selection
 from fovea.decoding.trace import GenerationTrace
+from fovea.decoding.transformers_generate import generate_transformers
 from fovea.decoding.tree import DraftTree
 from fovea.evaluation import speed
 from fovea.evaluation.prompts import balanced, user_turns
@@ -107,6 +108,31 @@ def test_transformers_answers_some_prompts_alike(result):
     ours = sum(prompt.speculative.total_s for prompt in beside)
     theirs = sum(prompt.transformers.total_s for prompt in beside)
     assert result.figures()[ALL]["speedup_over_transformers"] == pytest.approx(theirs / ours)
+
+
+@pytest.mark.parametrize(("temperature", "differ"), [(0.0, 1), (0.7, 0)])
+def test_answers_that_transformers_gives_otherwise_are_counted_unless_drawn(result, temperature, differ):
+    assert result.figures()[ALL]["differ_from_transformers"] == 0
+    first = result.prompts[0]
+    other = replace(first, transformers=replace(first.transformers, tokens=[*first.transformers.tokens[:-1], 0]))
+    settings = result.settings | {"selection": {"temperature": temperature}}
+    wrong = replace(result, prompts=[other, *result.prompts[1:]], settings=settings)
+    assert wrong.figures()[ALL]["differ_from_transformers"] == differ
+    assert wrong.differ_from_transformers == [first.autoregressive.key][:differ]
+
+
+def test_a_target_that_is_run_otherwise_than_its_model_is_warned_of(
+    monkeypatch, caplog, small_target, small_conversations, oracle, tmp_path
+):
+    def other(target, encoded, **limits):
+        trace = generate_transformers(target, encoded, **limits)
+        return replace(trace, tokens=[*trace.tokens, 0])
+
+    monkeypatch.setattr("fovea.evaluation.speed.generate_transformers", other)
+    config = replace(CONFIG, transformers_prompts=1)
+    evaluate_and_save(small_target, oracle, small_conversations[:2], config, tmp_path)
+    key = small_conversations[0].key
+    assert f"generate answers 1 prompts otherwise than the autoregressive loop, first '{key}'" in caplog.text
 
 
 def test_a_memory_forgets_the_warm_up_and_keeps_what_is_measured(small_target, small_conversations, oracle):
