@@ -51,6 +51,7 @@ class SpeedConfig:
         transformers_prompts: conversations per rank that transformers' ``generate`` answers too.
         resamples: of the bootstrap behind the confidence intervals; 0 makes none.
         trajectories: prompts whose answers are decoded once more, behind the measurement, and kept round by round.
+        batch_size: requests decoded at once; only 1, as the papers measure.
     """
 
     max_new_tokens: int = 200
@@ -61,6 +62,7 @@ class SpeedConfig:
     transformers_prompts: int = 8
     resamples: int = RESAMPLES
     trajectories: int = 3
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "prompts_per_epoch", "prompts", "warmup_tokens"):
@@ -70,6 +72,8 @@ class SpeedConfig:
         for name in ("warmup_prompts", "transformers_prompts", "resamples", "trajectories"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.batch_size != 1:
+            raise ValueError(f"batch_size is {self.batch_size}; one request is decoded at a time: leave it at 1")
 
 
 def evaluate_speed(
@@ -307,7 +311,7 @@ def _settings(target: HFTarget, config: SpeedConfig, selection: Selection, metho
         "method": method,
         "selection": selection.describe(),
         "max_new_tokens": config.max_new_tokens,
-        "batch_size": 1,
+        "batch_size": config.batch_size,
         "resamples": config.resamples,
         "target": target.spec.architecture,
         "dtype": str(target.dtype).removeprefix("torch."),

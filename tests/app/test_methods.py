@@ -187,6 +187,7 @@ def test_a_budget_is_measured_where_it_is_asked_for_and_not_inherited(checkpoint
         ("drafter.max_ngram=0", "drafter: max_ngram is 0"),
         ("drafter.continuation=whole", "drafter.continuation is 'whole'; choose from: before_tail, in_text, cut"),
         ("+drafter.ngram=2", r"drafter has no field 'ngram' \(did you mean 'max_ngram'"),
+        ("+speed.batch_size=2", "speed: batch_size is 2; one request is decoded at a time: leave it at 1"),
         ("drafter=lookahead drafter.variant=tree", "drafter.variant is 'tree'; choose from: trie, jacobi"),
         ("drafter=lookahead drafter.trie.branch_length=0", "drafter.trie: branch_length is 0"),
         ("drafter=lookahead drafter.jacobi.level=2", "drafter.jacobi: level is 2"),
