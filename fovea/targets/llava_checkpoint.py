@@ -68,21 +68,23 @@ _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
     "and polite answers to the user's questions."
 )
+# Pictures stand before the text in Vicuna's turns, a system message in Mistral's first instruction. The space that the
+# code base puts between Mistral's answers and their end is left out: the target's own answers have none.
 _TEMPLATES = {
     "llama": (
-        "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'][0]['text'] + ' ' }}"
+        "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | map(attribute='text') | join + ' ' }}"
         '{% else %}{{ "' + _VICUNA + "\" + ' ' }}{% endif %}"
-        "{% for message in messages if message['role'] != 'system' %}{{ message['role'].upper() + ':' }}"
-        "{% for part in message['content'] if part['type'] == 'image' %}{{ ' <image>\\n' }}{% endfor %}"
-        "{% set pictured = message['content'] | selectattr('type', 'equalto', 'image') | list | length %}"
-        "{% for part in message['content'] if part['type'] == 'text' %}"
-        "{{ (part['text'] if pictured else ' ' + part['text']) }}{% endfor %}"
+        "{% for message in messages if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}"
+        "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image>\\n' }}{% endfor %}"
+        "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
         "{{ '</s>' if message['role'] == 'assistant' else ' ' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
     ),
     "mistral": (
-        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+        "{% for message in messages if message['role'] != 'system' %}{% if message['role'] == 'assistant' %}"
         "{{ ' ' + message['content'][0]['text'] + '</s>' }}{% else %}{{ '[INST] ' }}"
+        "{% if loop.first and messages[0]['role'] == 'system' %}"
+        "{{ '<<SYS>>\\n' + messages[0]['content'] | map(attribute='text') | join + '\\n<</SYS>>\\n\\n' }}{% endif %}"
         "{% for part in message['content'] %}{{ '<image>\\n' if part['type'] == 'image' else part['text'] }}"
         "{% endfor %}{{ ' [/INST]' }}{% endif %}{% endfor %}"
     ),

@@ -105,6 +105,54 @@ def test_the_outcome_is_a_target_that_asks_as_the_code_base_does(twin, llama_tok
     assert prefill.visual.shape[0] == int(encoded.is_visual.sum()) > 16
 
 
+#: A system message, two pictures in one turn, an answer, and a turn without a picture.
+LONG = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what differs?"}]},
+    {"role": "assistant", "content": "the circle"},
+    {"role": "user", "content": "and the square?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "text"),
+    [
+        (
+            "llava15",
+            LONG,
+            "be brief USER: <image>\n<image>\nwhat differs? ASSISTANT: the circle</s>USER: and the square? ASSISTANT:",
+        ),
+        (
+            "llava_next_mistral",
+            LONG,
+            "[INST] <<SYS>>\nbe brief\n<</SYS>>\n\n<image>\n<image>\nwhat differs? [/INST] the circle</s>"
+            "[INST] and the square? [/INST]",
+        ),
+        (
+            "llava_next_mistral",
+            LONG[1:],
+            "[INST] <image>\n<image>\nwhat differs? [/INST] the circle</s>[INST] and the square? [/INST]",
+        ),
+    ],
+)
+def test_turns_are_written_as_the_code_base_writes_them(twin, llama_tokenizer, tmp_path, name, turns, text) -> None:
+    """Its conversations "v1" and "mistral_instruct"; both pictures are found again, in their order."""
+    source, clip = original(twin(name), llama_tokenizer(plain=True), tmp_path, with_tower=False)
+    convert(source, tmp_path / "new", clip)
+    target = load_target(tmp_path / "new")
+    pictures = (Image.new("RGB", (60, 40)), Image.new("RGB", (40, 60)))
+    encoded = target.encode(Conversation("x", turns, pictures))
+    assert [view.image for view in encoded.views] == sorted(view.image for view in encoded.views)
+    assert {view.image for view in encoded.views} == {0, 1}
+    parts = [m | {"content": target_parts(m["content"])} for m in turns]
+    assert target.processor.apply_chat_template(parts, add_generation_prompt=True) == text
+    assert target.tokenizer.decode(encoded.ids[encoded.answer_mask]) == "the circle</s>"
+
+
+def target_parts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
