@@ -32,6 +32,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     trainer = assemble.make_trainer(job, loggers, evaluation)
     tracking.log_settings(loggers, cfg)
     trainer.fit(module, datamodule, ckpt_path=checkpoint, weights_only=True)
+    assemble.note_data(job, datamodule)
     if evaluation is None:
         return {}
     return assemble.conclude(job, evaluation, module.drafter, trainer.strategy.root_device, loggers)

@@ -19,6 +19,9 @@ from fovea.drafters.whole import exact_state
 from fovea.files import room_for
 from fovea.training.module import DivergedError
 
+#: What of a run's origin goes along with its drafter.
+_TOLD = ("commit", "dirty", "command", "started", "versions", "fingerprints")
+
 
 class DrafterCheckpoint(Checkpoint):
     """Saves after every epoch, every few minutes or steps within it, and when the run is interrupted or fails.
@@ -186,7 +189,8 @@ class DrafterCheckpoint(Checkpoint):
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
         weights = exact_state(pl_module.drafter)
         if trainer.is_global_zero:
-            save_drafter(self.run / folder, pl_module.drafter, pl_module.teaching, weights)
+            told = {name: value for name, value in origin(self.run, trainer).items() if name in _TOLD}
+            save_drafter(self.run / folder, pl_module.drafter, pl_module.teaching, weights, told)
 
 
 def replace(last: Path, partial: Path) -> None:

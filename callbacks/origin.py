@@ -23,7 +23,7 @@ class Fingerprinted(Protocol):
 
 
 def origin(run: Path, trainer: L.Trainer) -> dict[str, Any]:
-    """Commit, versions and command line, the resolved configuration, and the fingerprints of the data; plain types.
+    """Commit, versions and command line, the resolved configuration, and fingerprints of target and data; plain types.
 
     What the folder ``run`` or the data do not say is missing.
     """
@@ -34,5 +34,5 @@ def origin(run: Path, trainer: L.Trainer) -> dict[str, Any]:
         record["config"] = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(data, Fingerprinted):
-        record["fingerprints"] = data.fingerprints()
+        record["fingerprints"] = {**record.get("fingerprints", {}), **data.fingerprints()}
     return record

@@ -15,9 +15,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from callbacks.checkpoint_files import CheckpointFiles
+from callbacks.origin import Fingerprinted
 from datamodules.conversation_source import ConversationSource
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision, warn_of_emulation
+from fovea.app.provenance import identity_of_drafter, note_fingerprints
 from fovea.app.ranks import require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
@@ -111,6 +113,7 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         SelectionError: tokens cannot be selected as the settings ask.
     """
     selection = resolve(job.settings.selection, load_generation_config(target), load_spec(target))
+    note_fingerprints(job.folder, target=weights_fingerprint(target))
     prompts = sources.prompts(job.cfg) if job.prompts is None else job.prompts
     records = {"benchmark_records": prompts.counts()} if isinstance(prompts, ConversationSource) else {}
     return DrafterEvaluation(
@@ -126,6 +129,12 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
     )
 
 
+def note_data(job: Job, datamodule: L.LightningDataModule) -> None:
+    """Keeps in the job's folder what the artifacts of its ``datamodule``, which is set up, depend on."""
+    if isinstance(datamodule, Fingerprinted):
+        note_fingerprints(job.folder, **datamodule.fingerprints())
+
+
 def make_module(job: Job, target: Path) -> DrafterModule:
     """A drafter for the target, untrained or with the weights of ``init_from``, and how it is trained.
 
@@ -137,6 +146,7 @@ def make_module(job: Job, target: Path) -> DrafterModule:
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
     drafter = build_drafter(job.cfg.drafter.name, load_spec(target), job.settings.drafter, head)
     fingerprint = weights_fingerprint(target)
+    note_fingerprints(job.folder, target=fingerprint)
     if (source := runs.initial_drafter(job.cfg)) is not None:
         adopt_weights(drafter, source, fingerprint)
     return DrafterModule(
@@ -183,7 +193,9 @@ def judged_drafter(
         return TrainingFree(job.cfg.drafter.name, job.settings.drafter)
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
     teaching = Teaching(target_fingerprint=weights_fingerprint(target), processor=processor_settings(target))
-    return load_drafter(checkpoint, head, load_spec(target), overrides, teaching=teaching)
+    drafter = load_drafter(checkpoint, head, load_spec(target), overrides, teaching=teaching)
+    note_fingerprints(job.folder, drafter=identity_of_drafter(checkpoint if checkpoint.is_dir() else checkpoint.parent))
+    return drafter
 
 
 def conclude(

@@ -49,10 +49,12 @@ def save_drafter(
     drafter: Drafter,
     teaching: Teaching | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes ``drafter`` into ``folder``; what lies there of an earlier one is replaced.
 
-    ``weights`` are its own, where those of the module are parts or a rounded copy, see :mod:`fovea.drafters.whole`.
+    ``weights`` are its own, where those of the module are parts or a rounded copy, see :mod:`fovea.drafters.whole`;
+    ``origin`` says where it comes from, for readers only.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +66,7 @@ def save_drafter(
         "target": asdict(drafter.spec),
         "feature_layers": drafter.feature_layers,
         "teaching": asdict(teaching or Teaching()),
+        "origin": dict(origin or {}),
     }
     for name, write in (
         (WEIGHTS_FILE, lambda path: write_weights(kept, path)),

@@ -174,7 +174,7 @@ def _markdown(record: dict[str, Any], more: list[str]) -> str:
     if record["provenance"]:
         parts += [
             "## Where it comes from",
-            markdown_table([["", "value"], *_flat(record["provenance"])], numbers=False),
+            markdown_table([["", "value"], *_flat(_short(record["provenance"]))], numbers=False),
         ]
     parts += [
         f"All figures with their definitions are in [{REPORT}.json]({REPORT}.json), every answer and every round in "
@@ -264,6 +264,13 @@ def _flat(record: dict[str, Any], prefix: str = "") -> list[list[str]]:
     for name, value in record.items():
         out += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [[f"{prefix}{name}", f"`{value}`"]]
     return out
+
+
+def _short(provenance: dict[str, Any]) -> dict[str, Any]:
+    """Without the records of earlier calls, and of the fingerprints the target's alone: the file has them all."""
+    kept = {name: value for name, value in provenance.items() if name not in ("earlier", "fingerprints")}
+    target = provenance.get("fingerprints", {}).get("target")
+    return kept if target is None else kept | {"target": target}
 
 
 def main() -> None:

@@ -218,6 +218,8 @@ def test_a_checkpoint_says_where_it_comes_from(trained):
     assert fingerprint["data"]
     record = json.loads((trained / "drafter" / "config.json").read_text())
     assert record["teaching"]["target_fingerprint"] == fingerprint["weights"]
+    assert record["origin"]["fingerprints"]["target"] == fingerprint["weights"]
+    assert record["origin"]["commit"] == origin["commit"]
 
 
 def test_a_search_for_a_rule_looks_at_two_metrics(trained, workplace):
