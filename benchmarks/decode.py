@@ -2,9 +2,11 @@
 
     python benchmarks/decode.py
     python benchmarks/decode.py --size qwen25vl-7b --device cuda --dtype bf16
+    python benchmarks/decode.py --size llava15-7b --device cuda --dtype bf16
 
-A Qwen2.5-VL of random weights is decoded with an untrained FOVEA drafter of two blocks, beside our autoregressive loop
-and transformers' ``generate``. Nothing has to be trained: what a round costs does not depend on what the weights say.
+A Qwen2.5-VL or LLaVA-1.5 of random weights is decoded with an untrained FOVEA drafter of two blocks, beside our
+autoregressive loop and transformers' ``generate``. Nothing has to be trained: what a round costs does not depend on
+what the weights say.
 Since nothing that such a drafter proposes would be right, a share of the tree is replaced by the target's own answer,
 so that rows are accepted, caches compacted and several pairs committed, as with a trained drafter.
 
@@ -12,6 +14,9 @@ so that rows are accepted, caches compacted and several pairs committed, as with
 is everything else between the prefill and the end, the ranking of children and all conversions among it. Configurations
 take turns within every repeat, and medians over repeats are shown. On a GPU every forward is synchronised at both ends
 for the split, so that no Python hides behind a kernel: there the rest is an upper bound.
+
+The last columns say what the decode speedup would be at a tau of 2, 3 and 4: tau * t_ar / round, with t_ar of our
+autoregressive loop per token. On a GPU the peak memory of an answer is shown, weights of target and drafters included.
 """
 
 from __future__ import annotations
@@ -39,9 +44,12 @@ from fovea.decoding.transformers_generate import generate_transformers
 from fovea.decoding.tree import DraftTree
 from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
 from fovea.drafters.proposer import NeuralProposer
+from fovea.planning.memory import GIB
 from fovea.targets.base import Encoded, Prefill
-from fovea.targets.qwen25vl import Qwen25VL
+from fovea.targets.hf import HFTarget
 
+#: Committed tokens per round for which the speedup is told.
+TAUS = (2, 3, 4)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -111,7 +119,7 @@ class ForwardClock:
         return run
 
     @contextmanager
-    def watching(self, target: Qwen25VL, drafter: FoveaDrafter) -> Any:
+    def watching(self, target: HFTarget, drafter: FoveaDrafter) -> Any:
         """Times the passes of both while the context lasts."""
         watched = [(drafter, name, "draft") for name in ("forward", "score", "logits", "embed")]
         watched += [(target, name, "verify") for name in ("extend", "lm_head")]
@@ -147,10 +155,12 @@ def measure(args: argparse.Namespace) -> None:
 
     samples: dict[tuple[str, str], dict[str, list[float]]] = {}
     per_token: dict[str, list[float]] = {"autoregressive": [], "transformers": []}
+    peaks = dict.fromkeys(per_token, 0)
     for repeat in range(args.repeats + 1):
         for name, loop in (("autoregressive", generate_autoregressive), ("transformers", generate_transformers)):
             trace = loop(target, encoded, **decode)
             per_token[name].append(1e3 * (trace.total_s - trace.prefill_s) / (len(trace.tokens) - 1))
+            peaks[name] = max(peaks[name], trace.peak_memory_bytes)
         for tree_name, tree in trees.items():
             for drafter_name, drafter in drafters.items():
                 proposer = AcceptedProposer(NeuralProposer(drafter, tree), answer, args.accept)
@@ -162,11 +172,11 @@ def measure(args: argparse.Namespace) -> None:
             samples.clear()
             for values in per_token.values():
                 values.clear()
-    report(args, samples, per_token)
+    report(args, samples, per_token, peaks)
 
 
 def measure_rounds(
-    target: Qwen25VL,
+    target: HFTarget,
     drafter: FoveaDrafter,
     proposer: AcceptedProposer,
     encoded: Encoded,
@@ -174,7 +184,8 @@ def measure_rounds(
     answer: list[int],
 ) -> dict[str, float]:
     """Milliseconds per round: the phases of one answer, and the passes within the rounds of a second one."""
-    rounds = generate(target, proposer, encoded, **decode).rounds
+    whole = generate(target, proposer, encoded, **decode)
+    rounds = whole.rounds
     clock = proposer.clock = ForwardClock(target.device)
     with clock.watching(target, drafter):
         split = generate(target, proposer, encoded, **decode)
@@ -191,6 +202,7 @@ def measure_rounds(
         "verify": 1e3 * statistics.mean(r.verify_s for r in rounds),
         "draft_passes": inside["draft"],
         "verify_passes": inside["verify"],
+        "peak": whole.peak_memory_bytes / GIB,
         "rest": 1e3 * (split.total_s - split.prefill_s) / count - sum(inside.values()),
     }
 
@@ -199,13 +211,15 @@ def report(
     args: argparse.Namespace,
     samples: dict[tuple[str, str], dict[str, list[float]]],
     per_token: dict[str, list[float]],
+    peaks: dict[str, int],
 ) -> None:
     """Prints medians over repeats."""
     threads = f", {torch.get_num_threads()} threads" if args.device == "cpu" else ""
     print(f"{args.size}, {args.dtype} on {args.device}{threads}, torch {torch.__version__}; medians of {args.repeats}")
     token_ms = {name: statistics.median(values) for name, values in per_token.items()}
     for name, value in token_ms.items():
-        print(f"{name:>16}: {value:7.2f} ms per token")
+        peak = f", at most {peaks[name] / GIB:.2f} GiB" if peaks[name] else ""
+        print(f"{name:>16}: {value:7.2f} ms per token{peak}")
     figures = ("nodes", "accepted", "round", "draft", "verify", "draft_passes", "verify_passes", "rest")
     titles = ("nodes", "accepted", "round ms", "draft", "verify", "draft fwd", "verify fwd", "rest")
     print(
@@ -213,10 +227,12 @@ def report(
         *(f"{title:>10}" for title in titles),
         f"{'rest/fwd':>10}",
         f"{'verify/AR':>10}",
+        *(f"{f'x, tau {tau}':>10}" for tau in TAUS),
+        *([f"{'peak GiB':>10}"] if any(peaks.values()) else []),
     )
     medians = {}
     for (tree, drafter), values in samples.items():
-        row = medians[tree, drafter] = {figure: statistics.median(values[figure]) for figure in figures}
+        row = medians[tree, drafter] = {figure: statistics.median(values[figure]) for figure in (*figures, "peak")}
         share = row["rest"] / (row["draft_passes"] + row["verify_passes"])
         relative = row["verify"] / token_ms["autoregressive"]
         print(
@@ -224,6 +240,8 @@ def report(
             *(f"{row[figure]:>10.2f}" for figure in figures),
             f"{share:>10.1%}",
             f"{relative:>10.2f}",
+            *(f"{tau * token_ms['autoregressive'] / row['round']:>10.2f}" for tau in TAUS),
+            *([f"{row['peak']:>10.2f}"] if any(peaks.values()) else []),
         )
     print()
     for tree in args.trees:
