@@ -180,7 +180,12 @@ class DrafterCheckpoint(Checkpoint):
         last = self.run / self.LAST
         # Beside the file that it replaces: only on one file system can that be done in one piece.
         partial = last.with_name(f".{last.name}.partial")
-        trainer.save_checkpoint(partial)
+        try:
+            trainer.save_checkpoint(partial)
+        except Exception:
+            if trainer.is_global_zero:
+                discard(partial)  # on a full disk it would keep its room from what is saved next
+            raise
         if trainer.is_global_zero:
             replace(last, partial)
         self._export(trainer, pl_module, self.NEWEST)
@@ -191,6 +196,14 @@ class DrafterCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             told = {name: value for name, value in origin(self.run, trainer).items() if name in _TOLD}
             save_drafter(self.run / folder, pl_module.drafter, pl_module.teaching, weights, told)
+
+
+def discard(checkpoint: Path) -> None:
+    """Removes a ``checkpoint``, file or folder, if it is there."""
+    if checkpoint.is_dir() and not checkpoint.is_symlink():
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    else:
+        checkpoint.unlink(missing_ok=True)
 
 
 def replace(last: Path, partial: Path) -> None:

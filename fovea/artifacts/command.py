@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
 import logging
@@ -20,6 +21,7 @@ from fovea.artifacts.export import export, require_some
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
 from fovea.artifacts.ranks import rank_in
 from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS
+from fovea.files import DiskFullError, is_full, no_room
 from fovea.targets.spec import UnsupportedTargetError
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -41,10 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     try:
         _run(options)
-    except (ArtifactError, FileNotFoundError, UnsupportedTargetError) as error:
+    except (ArtifactError, UnsupportedTargetError) as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {_told(error, options.out)}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the samples so far are in {options.out}, the same command resumes")
+
+
+def _told(error: OSError, out: Path) -> str:
+    """What is said of a file that cannot be read, written or locked."""
+    if is_full(error) and not isinstance(error, DiskFullError):
+        return no_room(str(error.filename or out), out, error)
+    if isinstance(error, FileExistsError | NotADirectoryError) and not out.is_dir():
+        return f"--out {out} is no folder, and a file is in its way; name another one"
+    if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        return f"{out} lies where files cannot be locked ({error.strerror}), as two exports must be; name a local --out"
+    return str(error)
 
 
 def _run(options: argparse.Namespace) -> None:

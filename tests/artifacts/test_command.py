@@ -1,7 +1,9 @@
 """The command line of the export."""
 
+import errno
 import json
 import logging
+import os
 import sys
 
 import pytest
@@ -78,3 +80,27 @@ def test_errors_are_one_sentence(tmp_path, small_target_path, data, change, mess
     arguments = ["--target", str(small_target_path), "--out", str(tmp_path), *data, *change]
     with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
         command.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "message"),
+    [
+        (errno.ENOSPC, "a/.lock-00", r"no room for a/\.lock-00 \(No space left on device; .* goes on with an export"),
+        (errno.EDQUOT, None, r"no room for .*out \(Disk quota exceeded"),
+        (errno.ENOLCK, None, "cannot be locked .*name a local --out"),
+        (errno.EACCES, "a", r"Permission denied: 'a'"),
+    ],
+)
+def test_files_that_cannot_be_written_end_it_in_one_sentence(tmp_path, monkeypatch, number, file, message):
+    def full(options):
+        raise OSError(number, os.strerror(number), *([file] if file else []))
+
+    monkeypatch.setattr(command, "_run", full)
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        command.main(["--target", "t", "--out", str(tmp_path / "out"), "--data", "m:f"])
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, small_target_path, data):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(SystemExit, match=r"--out .*out is no folder, and a file is in its way; name another one"):
+        command.main(["--target", str(small_target_path), "--out", str(tmp_path / "out"), *data])

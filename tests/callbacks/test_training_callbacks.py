@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,18 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, make_module, batches, where,
     resumed.fit(make_module(seed=5), batches, batches, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
     assert resumed.global_step == 8
     assert len(steps.seen) == 8
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_none_of_it_behind(tmp_path, make_module, batches, monkeypatch) -> None:
+    def full(self, filepath, *args, **kwargs):
+        Path(filepath).parent.mkdir(exist_ok=True)
+        Path(filepath).write_bytes(b"half a checkpoint")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(L.Trainer, "save_checkpoint", full)
+    with pytest.raises(OSError, match="No space left"):
+        trainer(tmp_path, DrafterCheckpoint(tmp_path)).fit(make_module(), batches)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and "last.ckpt" in path.name]
 
 
 def test_a_copied_run_keeps_its_best(tmp_path, make_module, batches) -> None:
