@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fovea.hardware import multiplies_bfloat16
 
 
-def muon(matrices: Iterable[nn.Parameter], *, lr: float, momentum: float, device: torch.device) -> torch.optim.Muon:
+def muon(matrices: Iterable[Tensor], *, lr: float, momentum: float, device: torch.device) -> torch.optim.Muon:
     """The optimizer for ``matrices`` [A, B] on ``device``: torch's, or else the same steps without its rounding."""
     kind = torch.optim.Muon if multiplies_bfloat16(device) else Float32Muon
     return kind(matrices, lr=lr, momentum=momentum, weight_decay=0.0)
