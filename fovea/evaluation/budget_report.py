@@ -110,7 +110,7 @@ def _markdown(result: BudgetResult, figures: Mapping[str, Mapping[str, Any]], pi
         headline(pooled["budget"]),
         "At every draft-verify iteration of an answer that is decoded with full access, the drafter also drafts from "
         "the same committed text with fewer visual tokens: those to which the target's last layer, averaged over heads "
-        "and the queries from the picture to the end of the prompt, attends most. They restrict both what its context "
+        "and the queries of that text from the first picture on, attends most. They restrict both what its context "
         "holds of the pictures and what it retrieves from. Accepted drafts leave the bonus token out, and end where "
         "the answer ends.",
         markdown_table(by_ratio(pooled["budget"])),
