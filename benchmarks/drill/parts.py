@@ -99,6 +99,8 @@ class Export(Part):
         return content, left
 
 
+#: A class of no package that is trusted: it is typed again where a run is resumed.
+_WATCHED = "callbacks.watch._target_=benchmarks.drill.watch.Watch"
 _SETTINGS = (
     "model.mid_layers=[1,2]",
     "model.drafter_blocks=1",
@@ -117,7 +119,7 @@ _SETTINGS = (
     "unroll.max_anchors=4",
     "callbacks.checkpoint.every_n_steps=1",
     "speed_eval=off",
-    "+callbacks.watch._target_=benchmarks.drill.watch.Watch",
+    f"+{_WATCHED}",
     "+callbacks.watch.path=${paths.output_dir}/steps.jsonl",
 )
 
@@ -136,7 +138,7 @@ class Training(Part):
         run = chain / f"run-{len(runs):02d}"
         begun = [earlier for earlier in runs if (earlier / LAST_CHECKPOINT).is_file()]
         if begun:
-            words = [f"resume={begun[-1]}"]
+            words = [f"resume={begun[-1]}", f"++{_WATCHED}"]
         else:
             words = [*_SETTINGS, f"model.path={self.target}", f"data.path={self.conversations}"]
             words += [f"data.heldout_path={self.conversations}", f"paths.cache={self.cache}"]
