@@ -63,12 +63,14 @@ class ConversationSource(Sequence[Conversation]):
         return {"read": kept + sum(self._left_out.values()), "kept": kept, **self._left_out}
 
     def require_pictures(self) -> None:
-        """Refuses pictures that are no files; for sources that do not do so when they are read.
+        """Refuses pictures that are no files, where reading the source does not do so already.
 
         Raises:
             SourceError: one is missing; the message names where it is asked for, and how many others there are.
         """
-        self._require_pictures(self._items)
+        items = self._items
+        if not self.pictures_required:
+            self._require_pictures(items)
 
     def _require_pictures(self, items: Sequence[Conversation]) -> None:
         missing = [

@@ -192,7 +192,7 @@ class Manifest:
             values = json.loads(raw)
             if values["format"] != FORMAT:
                 raise ArtifactError(f"{where} has format {values['format']}, this version reads {FORMAT}; export again")
-            values = checked(raw)
+            values = _verified(values)
             shards = tuple(ShardEntry.from_json(shard) for shard in values["shards"])
             if twice := _twice(shard.name for shard in shards):
                 raise ValueError(f"it lists {twice} twice")
@@ -235,7 +235,11 @@ def checked(raw: bytes) -> dict[str, Any]:
         TypeError: it holds no named values.
         RecursionError: its brackets have no end.
     """
-    values = json.loads(raw)
+    return _verified(json.loads(raw))
+
+
+def _verified(values: Any) -> dict[str, Any]:
+    """``values`` without their CRC-32, once it is found to be theirs; the errors are those of :func:`checked`."""
     if not isinstance(values, dict):
         raise TypeError("it holds no named values")
     crc = values.pop("crc", None)
