@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from callbacks.origin import origin
+from callbacks.origin import lineage, origin
 from callbacks.progress import continue_epoch, loader_states, settle
 from fovea.drafters.checkpoint import save_drafter
 from fovea.drafters.whole import exact_state
@@ -194,7 +194,7 @@ class DrafterCheckpoint(Checkpoint):
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
         weights = exact_state(pl_module.drafter)
         if trainer.is_global_zero:
-            told = {name: value for name, value in origin(self.run, trainer).items() if name in _TOLD}
+            told = {name: value for name, value in lineage(self.run, trainer).items() if name in _TOLD}
             save_drafter(self.run / folder, pl_module.drafter, pl_module.teaching, weights, told)
 
 

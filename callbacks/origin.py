@@ -23,15 +23,21 @@ class Fingerprinted(Protocol):
 
 
 def origin(run: Path, trainer: L.Trainer) -> dict[str, Any]:
-    """Commit, versions and command line, the resolved configuration, and fingerprints of target and data; plain types.
+    """What :func:`lineage` gives, and the resolved configuration."""
+    record = lineage(run, trainer)
+    if (run / CONFIG).is_file():
+        record["config"] = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    return record
+
+
+def lineage(run: Path, trainer: L.Trainer) -> dict[str, Any]:
+    """Commit, versions and command line, and fingerprints of target and data; plain types.
 
     What the folder ``run`` or the data do not say is missing.
     """
     record: dict[str, Any] = {}
     if (run / PROVENANCE).is_file():
         record |= json.loads((run / PROVENANCE).read_text(encoding="utf-8"))
-    if (run / CONFIG).is_file():
-        record["config"] = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(data, Fingerprinted):
         record["fingerprints"] = {**record.get("fingerprints", {}), **data.fingerprints()}

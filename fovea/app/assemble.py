@@ -19,7 +19,7 @@ from callbacks.origin import Fingerprinted
 from datamodules.conversation_source import ConversationSource
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision, warn_of_emulation
-from fovea.app.provenance import identity_of_drafter, note_fingerprints
+from fovea.app.provenance import note_drafter, note_fingerprints
 from fovea.app.ranks import require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
@@ -113,7 +113,8 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         SelectionError: tokens cannot be selected as the settings ask.
     """
     selection = resolve(job.settings.selection, load_generation_config(target), load_spec(target))
-    note_fingerprints(job.folder, target=weights_fingerprint(target))
+    fingerprint = weights_fingerprint(target)
+    note_fingerprints(job.folder, target=fingerprint)
     prompts = sources.prompts(job.cfg) if job.prompts is None else job.prompts
     records = {"benchmark_records": prompts.counts()} if isinstance(prompts, ConversationSource) else {}
     return DrafterEvaluation(
@@ -123,7 +124,7 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         job.settings.speed,
         selection=selection,
         settings={"benchmark": job.cfg.benchmark.name} | records,
-        identity={"target_weights": weights_fingerprint(target)},
+        identity={"target_weights": fingerprint},
         budget=job.settings.budget,
         progress=job.cfg.trainer.enable_progress_bar,
     )
@@ -194,7 +195,7 @@ def judged_drafter(
     head = load_head(target, dtype=decoding_dtype(job.cfg.model.dtype, job.device))
     teaching = Teaching(target_fingerprint=weights_fingerprint(target), processor=processor_settings(target))
     drafter = load_drafter(checkpoint, head, load_spec(target), overrides, teaching=teaching)
-    note_fingerprints(job.folder, drafter=identity_of_drafter(checkpoint if checkpoint.is_dir() else checkpoint.parent))
+    note_drafter(job.folder, checkpoint if checkpoint.is_dir() else checkpoint.parent)
     return drafter
 
 

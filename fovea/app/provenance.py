@@ -75,6 +75,12 @@ def note_fingerprints(folder: Path, **found: Any) -> None:
     write_text(folder / FILE, json.dumps(record, indent=2) + "\n")
 
 
+@rank_zero_only
+def note_drafter(folder: Path, drafter: Path) -> None:
+    """Adds which drafter, of the folder ``drafter``, the run in ``folder`` measures."""
+    note_fingerprints(folder, drafter=identity_of_drafter(drafter))
+
+
 def identity_of_drafter(folder: Path) -> dict[str, Any]:
     """What tells the exported drafter in ``folder`` from others: a hash of its weights, and its origin; plain types."""
     with (folder / WEIGHTS_FILE).open("rb") as file:

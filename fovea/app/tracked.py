@@ -83,26 +83,31 @@ def evaluation_tables(result: SpeedResult, folder: Path) -> dict[str, Columns]:
     return tables
 
 
-def sweep_tables(summary: Sequence[Sequence[str]], entries: Sequence[Entry], untold: Untold) -> dict[str, Columns]:
-    """The summary of a sweep, heading first, and all tables of its page: ours with their intervals, the papers'."""
+def sweep_tables(
+    summary: Sequence[Sequence[str]], entries: Sequence[Entry], page: PageTables | None, untold: Untold
+) -> dict[str, Columns]:
+    """The summary of a sweep, heading first, and all tables of its page: ours with their intervals, the papers'.
+
+    ``page`` are those over ``entries``; None without any.
+    """
     heading, *jobs = summary
     tables = {"summary": (list(heading), [[untold.text(cell) for cell in row] for row in jobs])}
-    if entries:
+    if page is not None:
         columns, *rows = comparison_rows(entries)
         tables["comparison"] = columns, _numbers(rows)
-        for taken in PageTables.over(entries).to_take():
+        for taken in page.to_take():
             columns, *rows = taken.values
             told = [[untold.text(v) if isinstance(v, str) else v for v in row] for row in rows]
             tables[taken.name] = columns, _numbers(told)
     return tables
 
 
-def plots_for_wandb(entries: Sequence[Entry], untold: Untold, prefix: str) -> dict[str, Any]:
-    """The plots of the page over ``entries`` as pictures, each under the ``prefix``."""
+def plots_for_wandb(page: PageTables, untold: Untold, prefix: str) -> dict[str, Any]:
+    """The plots of a page as pictures, each under the ``prefix``."""
     import wandb
 
     out: dict[str, Any] = {}
-    for name, caption, figure in page_plots(PageTables.over(entries)):
+    for name, caption, figure in page_plots(page):
         stream = io.BytesIO()
         with house_style():
             figure.savefig(stream, format="png")

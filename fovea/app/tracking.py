@@ -24,6 +24,7 @@ from fovea.app.untold import Untold
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.page.build import PAGE
 from fovea.evaluation.page.entries import find_entries
+from fovea.evaluation.page.take_along import PageTables
 from fovea.evaluation.results import SpeedResult
 
 #: What trackers are told of where a run comes from.
@@ -155,10 +156,13 @@ def log_sweep(
             entries, _ = find_entries(shown or [folder])
         except FileNotFoundError:
             entries = []
-        record = tables_for_wandb(sweep_tables(summary, entries, untold), "sweep")
+        tables = PageTables.over(entries) if entries else None
+        record = tables_for_wandb(sweep_tables(summary, entries, tables, untold), "sweep")
         if (folder / PAGE).is_file():
             record["sweep/page"] = page_for_wandb(folder / PAGE, untold)
-        logger.experiment.log(record | (plots_for_wandb(entries, untold, "sweep/plots") if entries else {}))
+        if tables is not None:
+            record |= plots_for_wandb(tables, untold, "sweep/plots")
+        logger.experiment.log(record)
         for picture in sorted(folder.glob("*.png")):
             logger.log_image(f"sweep/{picture.stem}", [str(picture)])
 
