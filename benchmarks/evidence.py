@@ -65,7 +65,10 @@ def main() -> int:
     (args.out / "commands.sh").write_text(commands(campaign, page), encoding="utf-8")
     print(f"drafters in {checkpoints}, measurements in {args.out}, every command in {args.out / 'commands.sh'}")
     try:
-        campaign.run(measure=not args.train)
+        if args.train:
+            campaign.train()
+        else:
+            campaign.run()
     except KeyboardInterrupt:
         print("\nStopped; the same command goes on behind what is finished.")
         return 130

@@ -75,25 +75,23 @@ class Campaign:
         self._trained: dict[Training, Path | None] = {}
         self._pace = Pace()
 
-    def run(self, *, measure: bool = True) -> Report:
-        """Does what is not done yet; a job that fails does not keep the others from running.
-
-        Args:
-            measure: make the measurements too; otherwise drafters are trained, but for runs that measure themselves.
-        """
-        trainings = [one for one in trainings_of(self.stages) if measure or not one.measured]
+    def train(self) -> Report:
+        """Trains the drafters that are missing, but for runs that measure themselves, and measures nothing."""
+        trainings = [training for training in trainings_of(self.stages) if not training.measured]
+        self._expect(trainings)
+        print(self._to_do(), flush=True)
         for training in trainings:
-            jobs = self.jobs_of(training)
-            self._pace.add("train", [training.seconds / len(jobs) for job in jobs if self._is_due(job)])
-        for stage in self.stages if measure else ():
+            self.drafter(training)
+        return self.report
+
+    def run(self) -> Report:
+        """Does what is not done yet; a job that fails does not keep the others from running."""
+        self._expect(trainings_of(self.stages))
+        for stage in self.stages:
             for measurement in stage.measurements:
                 if self._is_due(self.job_of(stage, measurement)):
                     self._pace.add("measure", [self._seconds(stage, measurement)])
-        print(f"{self._pace.left} runs to do, {minutes(self._pace.remaining())}", flush=True)
-        if not measure:
-            for training in trainings:
-                self.drafter(training)
-            return self.report
+        print(self._to_do(), flush=True)
         for stage in self.stages:
             print(f"\n{stage.name}: {stage.about}", flush=True)
             for training in stage.runs:
@@ -165,6 +163,14 @@ class Campaign:
     def _logger(self) -> tuple[str, ...]:
         """The logger of every run, unless one was asked for."""
         return () if asks_for_logger(self.options.overrides) else ("logger=csv",)
+
+    def _expect(self, trainings: Sequence[Training]) -> None:
+        for training in trainings:
+            jobs = self.jobs_of(training)
+            self._pace.add("train", [training.seconds / len(jobs) for job in jobs if self._is_due(job)])
+
+    def _to_do(self) -> str:
+        return f"{self._pace.left} runs to do, {minutes(self._pace.remaining())}"
 
     def _train(self, training: Training) -> Path | None:
         jobs, due = self.jobs_of(training), False

@@ -114,7 +114,7 @@ def test_drafters_are_trained_once_and_nothing_is_done_twice(root, tmp_path, cap
 def test_drafters_can_be_trained_alone_and_measured_later(root, tmp_path, capsys):
     own = Stage("third", "measures itself", runs=(Training("three", ("specvlm",), measured=True),))
     one = Campaign([*STAGES, own], Options(tmp_path / "out", tmp_path / "drafters"))
-    report = one.run(measure=False)
+    report = one.train()
     assert [run[0] for run in called(root)] == ["train.py"] * 3
     assert (len(report.trained), report.measured) == (3, [])
     assert "3 runs to do" in capsys.readouterr().out
