@@ -29,10 +29,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fovea.campaign.command import count, default_checkpoints, overrides_of, path
-from fovea.campaign.plan import trainings_of
 from fovea.campaign.runner import Campaign, Options
 from fovea.campaign.stages import evidence
-from fovea.campaign.summary import commands, listing, track, write_summary
+from fovea.campaign.summary import commands, listing, shown_folders, track, write_summary
 from fovea.evaluation.table import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,8 +60,8 @@ def main() -> int:
     options = Options(args.out, checkpoints, overrides, args.epochs, args.prompts, retrain=args.retrain)
     campaign = Campaign(stages, options)
     args.out.mkdir(parents=True, exist_ok=True)
-    page = [*shown_folders(campaign), "--out", str(args.out / "page.html")]
-    (args.out / "commands.sh").write_text(commands(campaign, page), encoding="utf-8")
+    to, planned = ["--out", str(args.out / "page.html")], shown_folders(campaign)
+    (args.out / "commands.sh").write_text(commands(campaign, [*planned, *to]), encoding="utf-8")
     print(f"drafters in {checkpoints}, measurements in {args.out}, every command in {args.out / 'commands.sh'}")
     try:
         if args.train:
@@ -74,21 +73,16 @@ def main() -> int:
         return 130
     if args.train:
         return 1 if campaign.report.failed else 0
-    if code := subprocess.run(
-        [sys.executable, "-m", "fovea.evaluation.report", *page], cwd=ROOT, check=False
-    ).returncode:
-        campaign.report.failed["page"] = f"python -m fovea.evaluation.report {shlex.join(page)} ended with {code}"
+    shown = shown_folders(campaign, measured=True)
+    page = ["-m", "fovea.evaluation.report", *shown, *to]
+    if not shown:
+        print("Nothing was measured, so there is no page.")
+    elif code := subprocess.run([sys.executable, *page], cwd=ROOT, check=False).returncode:
+        campaign.report.failed["page"] = f"python {shlex.join(page)} ended with {code}"
     else:
-        track(campaign, [Path(folder) for folder in shown_folders(campaign)])
+        track(campaign, [Path(folder) for folder in shown])
     print(f"\n{write_summary(campaign)}")
     return 1 if campaign.report.failed else 0
-
-
-def shown_folders(campaign: Campaign) -> list[str]:
-    """What the page is made of: the stages' folders, and the runs that measure themselves."""
-    own = [campaign.options.out / stage.name for stage in campaign.stages if stage.measurements]
-    own += [campaign.folder_of(training) for training in trainings_of(campaign.stages) if training.measured]
-    return [str(folder) for folder in own]
 
 
 if __name__ == "__main__":

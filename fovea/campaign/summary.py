@@ -56,6 +56,19 @@ def commands(campaign: Campaign, page: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def shown_folders(campaign: Campaign, *, measured: bool = False) -> list[str]:
+    """What the page is made of: the stages' folders, and the runs that measure themselves.
+
+    With ``measured`` those without a single finished measurement are left out: the page would be refused for them.
+    """
+    own = {
+        campaign.options.out / stage.name: [campaign.job_of(stage, one).folder for one in stage.measurements]
+        for stage in campaign.stages
+    }
+    own |= {campaign.folder_of(one): [campaign.folder_of(one)] for one in trainings_of(campaign.stages) if one.measured}
+    return [str(folder) for folder, jobs in own.items() if (any(map(read_record, jobs)) if measured else jobs)]
+
+
 def write_summary(campaign: Campaign) -> str:
     """Writes ``evidence.md`` and ``evidence.json`` into the campaign's folder; returns what the console should say."""
     report, out = campaign.report, campaign.options.out

@@ -26,7 +26,7 @@ from fovea.campaign.pace import Pace
 from fovea.campaign.plan import Measurement, Stage, Training, trainings_of
 from fovea.campaign.runner import Campaign, Options
 from fovea.campaign.stages import evidence, method_stage, methods, training
-from fovea.campaign.summary import commands, listing, track, write_summary
+from fovea.campaign.summary import commands, listing, shown_folders, track, write_summary
 from fovea.evaluation.page.published_table import read
 
 #: Appends its command line to a log, fails where a file says so, and otherwise ends as an entry point does.
@@ -211,6 +211,16 @@ def test_a_failure_lets_the_others_run_and_is_tried_again(root, tmp_path, capsys
     again = campaign(tmp_path).run()
     assert not again.failed
     assert [run[0] for run in called(root)] == ["train.py", "train.py", "evaluate.py"]
+
+
+def test_the_page_is_made_of_the_stages_that_have_a_measurement(root, tmp_path):
+    own = [str(tmp_path / "out" / stage.name) for stage in STAGES]
+    (root / "fails").write_text("name=one")
+    broken = campaign(tmp_path)
+    assert shown_folders(broken, measured=True) == []
+    broken.run()
+    assert shown_folders(broken) == own
+    assert shown_folders(broken, measured=True) == own[1:], "a page over the first stage would be refused"
 
 
 def test_two_calls_do_not_write_into_one_folder(root, tmp_path, capfd):
