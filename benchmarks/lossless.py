@@ -90,7 +90,7 @@ def main() -> int:
     settings = read_settings(cfg)
     targets.require_target(cfg.model)
     sources.require_sources(cfg, settings)
-    checkpoint, device = targets.find_target(cfg, settings), device_of(cfg.trainer.accelerator)
+    checkpoint, device = targets.find_target(cfg, settings.target_recipe), device_of(cfg.trainer.accelerator)
     selection = resolve(settings.selection, load_generation_config(checkpoint), load_spec(checkpoint))
     target = targets.loader(checkpoint, cfg.model.dtype, device, to_device=True)()
 

@@ -88,7 +88,7 @@ def start(cfg: DictConfig) -> Job:
 
 def find_target(job: Job) -> Path:
     """Checkpoint folder of the target, built if it must be."""
-    return targets.find_target(job.cfg, job.settings)
+    return targets.find_target(job.cfg, job.settings.target_recipe)
 
 
 def make_datamodule(job: Job, target: Path) -> L.LightningDataModule:

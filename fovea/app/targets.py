@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -36,11 +37,11 @@ def require_eyes(model: DictConfig, settings: Settings) -> None:
         )
 
 
-def find_target(cfg: DictConfig, settings: Settings) -> Path:
-    """Checkpoint folder of the target: the one named, else the one built into the cache, else the hub's."""
+def find_target(cfg: DictConfig, recipe: Any) -> Path:
+    """Checkpoint folder of the target: the one named, else what ``recipe`` builds into the cache, else the hub's."""
     model = cfg.model
-    if model.path is None and settings.target_recipe is not None:
-        return settings.target_recipe.build(Path(cfg.paths.cache).expanduser())
+    if model.path is None and recipe is not None:
+        return recipe.build(Path(cfg.paths.cache).expanduser())
     return resolve_checkpoint(model.path, model.hub_id, model.revision, download=model.download)
 
 

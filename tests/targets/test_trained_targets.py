@@ -17,7 +17,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from fovea.app.launch import CONFIG_DIR
-from fovea.app.settings import read_settings
+from fovea.app.settings import build_named
 from fovea.app.targets import find_target
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.scripted import OracleProposer, RandomProposer
@@ -50,7 +50,7 @@ def one(request: pytest.FixtureRequest, twin_at: Callable[[Path, str], Any]) -> 
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         cfg = compose("train", overrides=[f"model={request.param}", "paths.output_dir=/run", "data=tiny"])
     try:
-        return twin_at(find_target(cfg, read_settings(cfg)), request.param)
+        return twin_at(find_target(cfg, build_named(cfg, "model.build")), request.param)
     except CheckpointError as missing:
         pytest.skip(str(missing))
 
