@@ -28,7 +28,7 @@ def test_what_is_built_is_built_once_and_talks_elsewhere(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    "words, why",
+    ("words", "why"),
     [
         (["model=qwen25vl"], "not in the local hub cache; point to a local copy with model.path="),
         (["model=smollm"], "smollm2"),
