@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import median
 
 
 class Pace:
-    """Seconds that are left: what is expected of each kind of job, times what its jobs have taken so far for theirs."""
+    """Seconds that are left: what is expected of each kind of job, times what its jobs have taken so far for theirs.
+
+    That is the median of them: the first one also makes what all need, such as the target, and a resumed one has less
+    to do.
+    """
 
     def __init__(self) -> None:
         self.total = self.finished = 0
         self._left: dict[str, float] = defaultdict(float)
-        self._expected: dict[str, float] = defaultdict(float)
-        self._taken: dict[str, float] = defaultdict(float)
+        self._ratios: dict[str, list[float]] = defaultdict(list)
 
     @property
     def left(self) -> int:
@@ -29,15 +33,12 @@ class Pace:
         """One of them is done, in so many seconds."""
         self.finished += 1
         self._left[kind] = max(0.0, self._left[kind] - expected)
-        self._expected[kind] += expected
-        self._taken[kind] += taken
+        if expected:
+            self._ratios[kind].append(taken / expected)
 
     def remaining(self) -> float:
         """Seconds that the rest will take; of a kind that none was done of, as expected."""
-        return sum(
-            left * (self._taken[kind] / self._expected[kind] if self._expected[kind] else 1.0)
-            for kind, left in list(self._left.items())
-        )
+        return sum(left * median(self._ratios.get(kind) or [1.0]) for kind, left in self._left.items())
 
     def place(self) -> str:
         """Number of the next job, of all."""

@@ -343,6 +343,15 @@ def test_the_pace_of_what_was_done_is_that_of_the_rest():
     assert pace.remaining() == 200.0 + 15.0
 
 
+def test_a_job_that_makes_what_all_need_does_not_set_the_pace():
+    pace = Pace()
+    pace.add("train", [60.0] * 10)
+    pace.done("train", 60.0, 1080.0)
+    for _ in range(2):
+        pace.done("train", 60.0, 66.0)
+    assert pace.remaining() == pytest.approx(7 * 66.0)
+
+
 def test_the_evidence_has_every_method_and_every_ablation_and_its_settings_compose(tmp_path):
     stages = evidence()
     by_name = {stage.name: stage for stage in stages}
