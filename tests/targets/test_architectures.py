@@ -109,6 +109,24 @@ def test_greedy_tokens_equal_generate(one: Any) -> None:
     assert len(distinct) > 40, "answers of few tokens would hide mistakes"
 
 
+def test_a_wrong_position_or_order_shows(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the comparisons here would prove little."""
+    encoded = [one.target.encode(conversation) for conversation in prompts(one.sees, 7)]
+
+    def answers(read: list[Encoded]) -> list[list[int]]:
+        return [generate_autoregressive(one.target, e, max_new_tokens=CAP, eos_ids=()).tokens for e in read]
+
+    right = answers(encoded)
+    late = answers([replace(e, next_position=e.next_position + 5) for e in encoded])
+    assert sum(a != b for a, b in zip(late, right, strict=True)) > len(right) / 2
+    if one.sees:
+        seeing = [number for number, e in enumerate(encoded) if e.is_visual.any()]
+        read_visual = one.target.read_visual
+        monkeypatch.setattr(one.target, "read_visual", lambda batch: read_visual(batch).flip(0))
+        flipped = answers([encoded[number] for number in seeing])
+        assert sum(a != right[n] for a, n in zip(flipped, seeing, strict=True)) > len(seeing) / 2
+
+
 def test_what_an_oracle_drafts_is_accepted_whole(one: Any) -> None:
     """Behind pictures and text alike, at every depth: a row or position that is off would cut a round short."""
     for conversation in prompts(one.sees, 6)[::5]:
