@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
+_TRAIN_ANEW = "train one for this target: python train.py model=... model.path=<folder>"
+
 
 @dataclass(frozen=True)
 class Teaching:
@@ -218,7 +220,10 @@ def _load_weights(drafter: Drafter, path: Path) -> None:
     }
     found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names)
     if found:
-        raise CheckpointError(f"{path} does not fit its config or the settings given. Weights {found}")
+        raise CheckpointError(
+            f"{path} does not fit its config or the settings given. Weights {found}. Leave out the drafter.* settings "
+            "that were typed, copy the drafter again, or train one with these settings"
+        )
     drafter.load_state_dict(stored)
 
 
@@ -229,16 +234,22 @@ def _refuse_other_target(folder: Path, trained: TargetSpec, given: TargetSpec) -
         if getattr(trained, item.name) != getattr(given, item.name)
     ]
     if differences:
-        raise CheckpointError(f"the drafter in {folder} was trained for another target: " + "; ".join(differences))
+        raise CheckpointError(
+            f"the drafter in {folder} was trained for another target: {'; '.join(differences)}. Name its own target, a "
+            f"{trained.architecture}, with model.path=<folder>, or {_TRAIN_ANEW}"
+        )
 
 
 def _refuse_other_teaching(folder: Path, trained: Teaching, wanted: Teaching) -> None:
-    for name in ("mid_layers", "target_fingerprint"):
+    layers = list(trained.mid_layers)
+    for name, remedy in (
+        ("mid_layers", f"set model.mid_layers={layers}"),
+        ("target_fingerprint", "name the weights that it was trained beside with model.path=<folder>"),
+    ):
         have, want = getattr(trained, name), getattr(wanted, name)
         if want and have and have != want:
             raise CheckpointError(
-                f"the drafter in {folder} was taught with {name} {have!r}, not {want!r}; "
-                "train it again or use the target and layers it was trained with"
+                f"the drafter in {folder} was taught with {name} {have!r}, not {want!r}; {remedy}, or {_TRAIN_ANEW}"
             )
     _warn_of_other_processor(folder, trained.processor, wanted.processor)
 

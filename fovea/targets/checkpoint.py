@@ -6,8 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from huggingface_hub import snapshot_download
@@ -27,6 +29,9 @@ _LANGUAGE = re.compile(r"(.*\.)?(language_model|text_model|lm_head)\.|(model\.)?
 
 # How a Git-LFS pointer begins, which a clone without LFS leaves in the place of a large file.
 _POINTER = b"version https://git-lfs"
+
+# What torch's restricted unpickler says of a function or class that is no part of a tensor.
+_CODE = re.compile(r"GLOBAL ([\w.]+)")
 
 # Files up to this size are hashed whole; of a larger one, its first megabyte and one of every 32.
 _WHOLE_FILE = 256 << 20
@@ -110,10 +115,11 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def require_whole(files: Iterable[Path]) -> None:
-    """Refuses weight files that cannot be read, by their beginnings and lengths alone.
+    """Refuses weight files that cannot be read, without reading their tensors.
 
     Raises:
-        CheckpointError: a file is empty, cut off, or a Git-LFS pointer that stands for it.
+        CheckpointError: a file is empty, cut off, holds something else than tensors, or is a Git-LFS pointer that
+            stands for it.
     """
     for file in files:
         with file.open("rb") as stream:
@@ -123,14 +129,35 @@ def require_whole(files: Iterable[Path]) -> None:
                 f"'{file}' is a Git-LFS pointer and not the weights; fetch them with git lfs pull in "
                 f"'{file.parent}', or point to another copy with model.path=<folder>"
             )
+        if not start:
+            raise damaged(file, "is cut off: it is empty")
+        tensor_readers(file)
+
+
+def tensor_readers(file: Path) -> dict[str, Callable[[], Tensor]]:
+    """The names of the tensors in a weight file, and what reads each of them; none is read yet, and no code is run.
+
+    Raises:
+        CheckpointError: the file is cut off, of another kind, or holds something else than tensors.
+    """
+    if file.suffix == ".safetensors":
         try:
-            if file.suffix == ".safetensors":
-                with safe_open(file, framework="pt"):
-                    pass
-            elif not start:
-                raise damaged(file, "is empty")
+            stream = safe_open(file, framework="pt")
         except SafetensorError as error:
             raise damaged(file, f"is cut off or no safetensors file ({error})") from error
+        return {name: partial(stream.get_tensor, name) for name in stream.keys()}  # noqa: SIM118 - no dictionary
+    try:
+        # Only an archive can be mapped; before torch 1.6 there were others.
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+    except OSError:
+        raise
+    except Exception as error:  # an unpickler fails in as many ways as a file can be damaged
+        if code := _CODE.search(str(error)):
+            raise damaged(file, f"would run code when it is read ({code[1]}), which is never done") from error
+        raise damaged(file, "is cut off or no weight file of torch") from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise damaged(file, "holds something else than tensors by name")
+    return {name: tensor.clone for name, tensor in state.items()}
 
 
 def damaged(file: Path, what: str) -> CheckpointError:
@@ -193,17 +220,9 @@ def _complete(folder: Path) -> Path:
 
 def _read_tensors(files: Iterable[Path], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Those of the tensors in ``files`` whose names are ``wanted``."""
-    found = {}
     files = list(files)
     require_whole(files)
-    for file in files:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as stream:
-                found |= {name: stream.get_tensor(name) for name in filter(wanted, stream.keys())}
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            found |= {name: state[name].clone() for name in filter(wanted, state)}
-    return found
+    return {name: read() for file in files for name, read in tensor_readers(file).items() if wanted(name)}
 
 
 def _one(found: dict[str, Tensor], names: tuple[str, ...], what: str, folder: Path) -> Tensor:

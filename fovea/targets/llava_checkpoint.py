@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from functools import partial
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
@@ -32,7 +32,8 @@ from transformers import (
     LlavaProcessor,
 )
 
-from fovea.targets.checkpoint import CheckpointError, weight_files
+from fovea.files import room_for
+from fovea.targets.checkpoint import CheckpointError, damaged, read_settings, tensor_readers, weight_files
 from fovea.targets.spec import UnsupportedTargetError
 
 #: Language model of each architecture of the code base.
@@ -53,6 +54,8 @@ _TEXT_FIELDS = (
     "rms_norm_eps",
     "rope_theta",
 )
+#: Fields of their config.json without which nothing can be said of the checkpoint.
+_NEEDED = ("architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "mm_vision_select_layer")
 _TOWER = "model.vision_tower.vision_tower."
 _RENAMED = (
     (_TOWER, "vision_tower."),
@@ -101,41 +104,92 @@ def convert(source: Path, destination: Path, vision_tower: Path | None = None) -
 
     Raises:
         UnsupportedTargetError: another architecture, projector or way to put tiles together.
-        CheckpointError: there are no weights, or no vision tower among them.
+        CheckpointError: a file is damaged or missing, or there is no vision tower.
         FileExistsError: ``destination`` exists.
+        DiskFullError: there is no room for it.
     """
-    theirs = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    if destination.exists():
+        raise FileExistsError(f"'{destination}' exists; name a new folder")
+    theirs = _their_settings(source)
     kind = _language_model(theirs)
     files = weight_files(source)
     towers = weight_files(vision_tower) if vision_tower else []
-    if not towers and not any(name.startswith(_TOWER) for file in files for name in _tensors(file)):
-        raise CheckpointError(
-            f"'{source}' holds no vision tower; name a copy of {theirs['mm_vision_tower']} with --vision-tower <folder>"
-        )
+    renamed = {file: _renamed(file, from_clip=file in towers, towerless=bool(towers)) for file in [*files, *towers]}
+    _require_parts(source, theirs, [new for names in renamed.values() for new in names.values()])
     config, processor = _describe(source, theirs, kind, vision_tower)
-    destination.mkdir(parents=True)
+    partial = destination.with_name(f".{destination.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with room_for(destination):
+            partial.mkdir(parents=True)
+            _write_weights(partial, renamed, config.text_config.vocab_size)
+            config.save_pretrained(partial)
+            processor.save_pretrained(partial)
+            tokenizer = processor.tokenizer
+            ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+            GenerationConfig(**ids, pad_token_id=tokenizer.pad_token_id).save_pretrained(partial)
+            partial.rename(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _their_settings(source: Path) -> dict[str, Any]:
+    file = source / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"'{source}' has no config.json; name a folder in the layout of the LLaVA code base")
+    theirs = read_settings(file)
+    needed = (*_NEEDED, "image_grid_pinpoints") if _tiled(theirs) else _NEEDED
+    if missing := [name for name in needed if not theirs.get(name)]:
+        raise damaged(file, f"lacks {', '.join(missing)}")
+    return theirs
+
+
+def _renamed(file: Path, *, from_clip: bool, towerless: bool) -> dict[str, str]:
+    """transformers' name of each tensor in ``file`` that is taken, by the name that it has there.
+
+    Args:
+        file: weight file.
+        from_clip: it is that of a CLIP model.
+        towerless: a vision tower in it is not taken: one that was named takes its place.
+    """
+    names = tensor_readers(file)
+    if from_clip:
+        return {name: new for name in names if (new := _from_clip(name)) is not None}
+    return {
+        name: new
+        for name in names
+        if not (towerless and name.startswith(_TOWER)) and (new := _from_llava(file, name)) is not None
+    }
+
+
+def _require_parts(source: Path, theirs: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuses a checkpoint of which a whole part is missing; that all of its tensors are there loading it says."""
+    if not any(name.startswith("vision_tower.") for name in names):
+        tower = theirs.get("mm_vision_tower", "the CLIP model")
+        raise CheckpointError(f"'{source}' holds no vision tower; name a copy of {tower} with --vision-tower <folder>")
+    for part in ("multi_modal_projector.", "language_model.model.layers.", "language_model.lm_head."):
+        if not any(name.startswith(part) for name in names):
+            raise CheckpointError(
+                f"'{source}' holds no tensors of {part.rstrip('.')}; complete the download, or name another copy"
+            )
+
+
+def _write_weights(folder: Path, renamed: Mapping[Path, Mapping[str, str]], vocabulary: int) -> None:
+    """A shard per file, and their index; one shard is in memory at a time."""
     index: dict[str, str] = {}
-    for number, file in enumerate([*files, *towers], 1):
-        shard = f"model-{number:05}-of-{len(files) + len(towers):05}.safetensors"
-        rename = _from_clip if file in towers else _from_llava
-        tensors = {}
-        for name, read in _tensors(file).items():
-            new = rename(name)
-            # A tower that was named takes the place of one that is there.
-            if new is None or (towers and file not in towers and name.startswith(_TOWER)):
-                continue
-            tensors[new] = grown_rows(read(), config.text_config.vocab_size) if name in _VOCABULARY else read()
-        save_file(tensors, destination / shard, metadata={"format": "pt"})
+    for number, (file, names) in enumerate(renamed.items(), 1):
+        shard = f"model-{number:05}-of-{len(renamed):05}.safetensors"
+        readers = tensor_readers(file)
+        tensors = {
+            new: grown_rows(readers[name](), vocabulary) if name in _VOCABULARY else readers[name]()
+            for name, new in names.items()
+        }
+        save_file(tensors, folder / shard, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, shard)
-    (destination / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    config.save_pretrained(destination)
-    processor.save_pretrained(destination)
-    tokenizer = processor.tokenizer
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    GenerationConfig(**ids, pad_token_id=tokenizer.pad_token_id).save_pretrained(destination)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
-def _language_model(theirs: dict[str, Any]) -> str:
+def _language_model(theirs: Mapping[str, Any]) -> str:
     name = theirs["architectures"][0]
     projector = theirs.get("mm_projector_type", "linear")
     feature = theirs.get("mm_vision_select_feature", "patch")
@@ -151,14 +205,24 @@ def _language_model(theirs: dict[str, Any]) -> str:
     return LANGUAGE_MODELS[name]
 
 
-def _tiled(theirs: dict[str, Any]) -> bool:
+def _tiled(theirs: Mapping[str, Any]) -> bool:
     """LLaVA-NeXT cuts pictures into tiles; LLaVA-1.5 does not."""
     return theirs.get("image_aspect_ratio") == "anyres"
 
 
-def _describe(source: Path, theirs: dict[str, Any], kind: str, vision_tower: Path | None) -> tuple[Any, Any]:
-    """Configuration and processor in transformers' terms."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+def _describe(source: Path, theirs: Mapping[str, Any], kind: str, vision_tower: Path | None) -> tuple[Any, Any]:
+    """Configuration and processor in transformers' terms.
+
+    Raises:
+        CheckpointError: a tokenizer or the vision tower's configuration is damaged or missing.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # it fails in as many ways as there are files of tokenizers
+        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(
+            f"'{source}' holds no tokenizer that can be read ({what}); copy the published model's into it"
+        ) from error
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"], "pad_token": "<pad>"})
     text = {field: theirs[field] for field in _TEXT_FIELDS if field in theirs}
     text |= {"model_type": kind, "vocab_size": padded_vocabulary(len(tokenizer))}
@@ -170,7 +234,9 @@ def _describe(source: Path, theirs: dict[str, Any], kind: str, vision_tower: Pat
         "vision_feature_layer": theirs["mm_vision_select_layer"],
     }
     if vision_tower:
-        tower = json.loads((vision_tower / "config.json").read_text(encoding="utf-8"))
+        if not (vision_tower / "config.json").is_file():
+            raise CheckpointError(f"'{vision_tower}' has no config.json; --vision-tower is the folder of a CLIP model")
+        tower = read_settings(vision_tower / "config.json")
         shared["vision_config"] = tower.get("vision_config", tower) | {"model_type": "clip_vision_model"}
     if _tiled(theirs):
         config: Any = LlavaNextConfig(**shared, image_grid_pinpoints=theirs["image_grid_pinpoints"])
@@ -194,12 +260,14 @@ def _describe(source: Path, theirs: dict[str, Any], kind: str, vision_tower: Pat
     return config, LlavaProcessor(images, tokenizer, **about)
 
 
-def _from_llava(name: str) -> str | None:
+def _from_llava(file: Path, name: str) -> str | None:
     """transformers' name of a tensor of the code base; None for tables that are computed anew."""
     if name.endswith("rotary_emb.inv_freq"):
         return None
-    old, new = next((old, new) for old, new in _RENAMED if name.startswith(old))
-    return new + name.removeprefix(old)
+    for old, new in _RENAMED:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    raise damaged(file, f"holds '{name}', which is no tensor of a LLaVA")
 
 
 def _from_clip(name: str) -> str | None:
@@ -218,23 +286,17 @@ def grown_rows(rows: Tensor, count: int) -> Tensor:
     return torch.cat([rows, mean.expand(count - rows.shape[0], -1)])
 
 
-def _tensors(file: Path) -> dict[str, Callable[[], Tensor]]:
-    """The names of the tensors in ``file``, and what reads each of them."""
-    if file.suffix == ".safetensors":
-        stream = safe_open(file, framework="pt")
-        return {name: partial(stream.get_tensor, name) for name in stream.keys()}  # noqa: SIM118 - no dictionary
-    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    return {name: tensor.clone for name, tensor in state.items()}
-
-
-def main() -> None:
-    """The command line."""
+def main(given: Sequence[str] | None = None) -> None:
+    """The command line; a user's error ends it with one sentence and exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m fovea.targets.llava_checkpoint", description=__doc__)
     parser.add_argument("source", type=Path, help="folder in the layout of the LLaVA code base")
     parser.add_argument("destination", type=Path, help="new folder; name it with model.path=")
     parser.add_argument("--vision-tower", type=Path, help="folder of the CLIP model, if the checkpoint lacks it")
-    arguments = parser.parse_args()
-    convert(arguments.source, arguments.destination, arguments.vision_tower)
+    arguments = parser.parse_args(given)
+    try:
+        convert(arguments.source, arguments.destination, arguments.vision_tower)
+    except (UnsupportedTargetError, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

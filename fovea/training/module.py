@@ -176,7 +176,11 @@ class DrafterModule(L.LightningModule):
         """Refuses a checkpoint of another target, of other artifacts or of other layers read; the weights are compared
         by Lightning."""
         stored, own = checkpoint["drafter"], self._record()
-        parts = {"target": "model", "teaching": "model and data", "reads": "drafter"}
+        parts = {
+            "target": "model settings (model=, model.path=)",
+            "teaching": "model and data settings (model.path=, model.mid_layers=, data.export)",
+            "reads": "drafter settings (drafter.feature_layers=)",
+        }
         for part, remedy in parts.items():
             trained = own[part] | stored.get(part, {})  # older checkpoints do not say everything
             differences = [
@@ -187,7 +191,7 @@ class DrafterModule(L.LightningModule):
             if differences:
                 raise ValueError(
                     f"the checkpoint was trained with something else: {'; '.join(differences)}. "
-                    f"Resume with the {remedy} settings of its run"
+                    f"Resume with the {remedy} of its run, or train anew without resume="
                 )
         self._micro_batch = self._stepped_micro_batch = checkpoint["micro_batch"]
 

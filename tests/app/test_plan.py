@@ -24,6 +24,7 @@ from fovea.drafters.training_free import CONFIGS
 from fovea.planning import plan as planning
 from fovea.planning.replica import KeptBytes
 from fovea.targets.teacher_batch import TeacherSample
+from tests.targets.published_layouts import PUBLISHED, with_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = [path.stem for path in sorted((CONFIG_DIR / "model").glob("*.yaml"))]
@@ -201,6 +202,20 @@ class TestTheTargetAtHand:
         notes: list[str] = []
         assert find_architecture(model, notes) == found
         assert notes == [f"The target's sizes are those of {small_target_path / 'config.json'}."]
+
+    @pytest.mark.parametrize("preset", PUBLISHED)
+    def test_published_configurations_agree_with_the_presets(self, preset, tmp_path):
+        """As their makers wrote them, fields at the top level and fields left out."""
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[preset]))
+        model = composed(tmp_path, f"model={preset}", f"model.path={tmp_path}").model
+        notes: list[str] = []
+        found = find_architecture(model, notes)
+        assert notes == [f"The target's sizes are those of {tmp_path / 'config.json'}."]
+        (tmp_path / "config.json").write_text(json.dumps(with_layers(PUBLISHED[preset], found.num_layers - 1)))
+        notes.clear()
+        assert find_architecture(model, notes).num_layers == found.num_layers - 1
+        named = f"model.architecture.num_layers is {found.num_layers}; {tmp_path / 'config.json'} has "
+        assert notes == [f"{named}{found.num_layers - 1}, which counts."]
 
     def test_sizes_known_from_nowhere(self, tmp_path):
         model = composed(tmp_path, "model=qwen25vl", "model.architecture=null", "model.hub_id=none/such").model

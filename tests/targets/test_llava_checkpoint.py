@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText
 
+from fovea.files import DiskFullError
 from fovea.targets.checkpoint import CheckpointError
 from fovea.targets.conversation import Conversation
-from fovea.targets.llava_checkpoint import convert
+from fovea.targets.llava_checkpoint import convert, main
 from fovea.targets.load import load_spec, load_target
 from fovea.targets.spec import UnsupportedTargetError
 
@@ -176,3 +180,78 @@ def test_a_missing_tower_is_named_before_anything_is_written(twin, llama_tokeniz
     with pytest.raises(CheckpointError, match=r"no vision tower; name a copy of openai/clip.* with --vision-tower"):
         convert(source, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def damaged_config(source: Path, **changes: Any) -> None:
+    theirs = json.loads((source / "config.json").read_text()) | changes
+    (source / "config.json").write_text(
+        json.dumps({name: value for name, value in theirs.items() if value is not None})
+    )
+
+
+def without(source: Path, *parts: str) -> None:
+    """Takes tensors whose names hold one of ``parts`` out of the weights."""
+    tensors = torch.load(source / "pytorch_model.bin", weights_only=True)
+    kept = {name: tensor for name, tensor in tensors.items() if not any(part in name for part in parts)}
+    torch.save(kept, source / "pytorch_model.bin")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s, c: cut(s / "config.json"), r"source/config\.json' is no whole JSON"),
+        (lambda s, c: (s / "config.json").unlink(), r"source' has no config\.json; name a folder in the layout"),
+        (lambda s, c: (s / "config.json").write_text("[1]"), r"source/config\.json' holds no JSON object"),
+        (lambda s, c: damaged_config(s, architectures=None), r"config\.json' lacks architectures; fetch"),
+        (lambda s, c: damaged_config(s, image_grid_pinpoints=None), r"config\.json' lacks image_grid_pinpoints"),
+        (lambda s, c: cut(s / "pytorch_model.bin"), r"pytorch_model\.bin' is cut off"),
+        (lambda s, c: (s / "pytorch_model.bin").unlink(), r"source' holds no weights"),
+        (lambda s, c: torch.save({"model.x": Path("/")}, s / "pytorch_model.bin"), r"model\.bin' would run code"),
+        (
+            lambda s, c: torch.save({"encoder.x": torch.ones(1)}, s / "pytorch_model.bin"),
+            r"holds 'encoder\.x', which is",
+        ),
+        (lambda s, c: without(s, "mm_projector"), r"source' holds no tensors of multi_modal_projector; complete"),
+        (lambda s, c: without(s, "model.layers."), r"source' holds no tensors of language_model\.model\.layers"),
+        (lambda s, c: [file.unlink() for file in s.glob("*token*")], r"source' holds no tokenizer that can be read"),
+        (lambda s, c: cut(c / "model.safetensors"), r"clip/model\.safetensors' is cut off"),
+        (lambda s, c: cut(c / "config.json"), r"clip/config\.json' is no whole JSON"),
+        (
+            lambda s, c: (c / "config.json").unlink(),
+            r"clip' has no config\.json; --vision-tower is the folder of a CLIP",
+        ),
+    ],
+)
+def test_a_damaged_source_is_named_before_anything_is_written(
+    twin, llama_tokenizer, tmp_path, capsys, spoil, message
+) -> None:
+    """On the command line, in one sentence and with exit code 1."""
+    source, clip = original(twin("llava_next_vicuna"), llama_tokenizer(plain=True), tmp_path, with_tower=False)
+    spoil(source, clip)
+    with pytest.raises(SystemExit) as ended:
+        main([str(source), str(tmp_path / "new"), "--vision-tower", str(clip)])
+    assert re.match(rf"error: '.*{message}", str(ended.value.code))
+    assert "\n" not in str(ended.value.code)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip", "source"]
+
+
+def test_a_conversion_that_fails_leaves_nothing_and_one_that_is_done_is_kept(
+    twin, llama_tokenizer, tmp_path, monkeypatch
+) -> None:
+    source, clip = original(twin("llava15"), llama_tokenizer(plain=True), tmp_path, with_tower=False)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fovea.targets.llava_checkpoint.save_file", full)
+        with pytest.raises(DiskFullError, match=r"no room for .*new"):
+            convert(source, tmp_path / "new", clip)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip", "source"]
+    convert(source, tmp_path / "new", clip)
+    with pytest.raises(FileExistsError, match=r"new' exists; name a new folder"):
+        convert(source, tmp_path / "new", clip)

@@ -1,4 +1,6 @@
 import json
+import os
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -203,7 +205,7 @@ def cut(file: Path) -> None:
     [
         (lambda f: (f / "model.safetensors").write_text(POINTER), r"model.safetensors' is a Git-LFS pointer.*lfs pull"),
         (lambda f: cut(f / "model.safetensors"), r"model.safetensors' is cut off.*fetch this file again"),
-        (lambda f: (f / "model.safetensors").write_bytes(b""), r"model.safetensors' is cut off.*fetch this file again"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), r"model.safetensors' is cut off: it is empty; fetch"),
         (lambda f: cut(f / "config.json"), r"config.json' is no whole JSON.*fetch this file again"),
         (lambda f: (f / "config.json").write_text("[]"), r"config.json' holds no JSON object.*model.path="),
         (lambda f: cut(f / "generation_config.json"), r"generation_config.json' is no whole JSON.*model.path="),
@@ -218,6 +220,67 @@ def test_damage_is_named_with_file_and_remedy(folder: Path, spoil, message: str)
     with pytest.raises(CheckpointError, match=message) as error:
         load_target(folder)
     assert "\n" not in str(error.value)
+
+
+class Armed:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.mark}",))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file, mark: cut(file), "is cut off or no weight file of torch"),
+        (lambda file, mark: file.write_bytes(b""), "is cut off: it is empty"),
+        (lambda file, mark: file.write_text(POINTER), "is a Git-LFS pointer"),
+        (lambda file, mark: file.write_bytes(b"<html>not found</html>" * 9), "is cut off or no weight file of torch"),
+        (lambda file, mark: file.write_bytes(pickle.dumps(Armed(mark), 2)), r"would run code .*\(\w+\.system\)"),
+        (lambda file, mark: file.write_bytes(pickle.dumps(Armed(mark), 5)), "is cut off or no weight file of torch"),
+        (lambda file, mark: torch.save({"x": Armed(mark)}, file), r"would run code when it is read \(\w+\.system\)"),
+        (
+            lambda file, mark: torch.save({"epoch": 3, "w": torch.ones(2)}, file),
+            "holds something else than tensors by name",
+        ),
+        (lambda file, mark: torch.save([torch.ones(2)], file), "holds something else than tensors by name"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_damaged_bin_is_named_and_runs_nothing(folder: Path, tmp_path: Path, spoil, message: str) -> None:
+    as_bin(folder)
+    mark = tmp_path / "owned"
+    spoil(folder / "pytorch_model.bin", mark)
+    for read in (load_target, lambda path: load_head(path, dtype=torch.float32)):
+        with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin' {message}.*model\.path=") as error:
+            read(folder)
+        assert "\n" not in str(error.value)
+    assert not mark.exists()
+
+
+def test_one_damaged_shard_of_several_is_named(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {name: f"pytorch_model-{number % 2 + 1:05}-of-00002.bin" for number, name in enumerate(sorted(tensors))}
+    for file in set(index.values()):
+        torch.save({name: tensors[name] for name in tensors if index[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    assert load_head(folder, dtype=torch.float32).embedding.shape[1] == 64
+    cut(folder / "pytorch_model-00002-of-00002.bin")
+    for read in (load_target, lambda path: load_head(path, dtype=torch.float32)):
+        with pytest.raises(CheckpointError, match=r"pytorch_model-00002-of-00002\.bin' is cut off"):
+            read(folder)
+
+
+def test_a_bin_from_before_archives_is_read(small_target, folder: Path) -> None:
+    """torch wrote plain pickles before 1.6; these cannot be mapped."""
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    (folder / "model.safetensors").unlink()
+    assert torch.equal(load_head(folder, dtype=torch.float32).lm_head_weight, small_target.head.lm_head_weight)
 
 
 @pytest.mark.parametrize("spoil", [cut, lambda file: file.write_text(POINTER)])
