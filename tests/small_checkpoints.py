@@ -192,7 +192,7 @@ def _save_llava(name: str, folder: Path, tokenizer: LlamaTokenizer) -> None:
         "vision_config": tower,
         "image_token_index": tokenizer.convert_tokens_to_ids("<image>"),
     }
-    size = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    size: dict[str, Any] = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
     # The processors of older checkpoints say nothing about the vision tower.
     if name == "llava15":
         config: Any = LlavaConfig(**shared)

@@ -7,18 +7,12 @@ import json
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import (
-    LlamaConfig,
-    LlavaConfig,
-    LlavaNextConfig,
-    MistralConfig,
-    Qwen2_5_VLConfig,
-    Qwen2Config,
-)
+from transformers import LlamaConfig, Qwen2Config
 
 from fovea.app.launch import CONFIG_DIR
 from fovea.targets.architecture import Architecture, read_architecture
 from fovea.targets.checkpoint import CheckpointError
+from tests.targets.published_layouts import PUBLISHED
 
 
 def conf(name: str) -> Architecture:
@@ -26,97 +20,47 @@ def conf(name: str) -> Architecture:
     return Architecture(**OmegaConf.to_container(node))
 
 
-VICUNA_7B = LlamaConfig(vocab_size=32_064, max_position_embeddings=4096)
-VICUNA_13B = LlamaConfig(
-    hidden_size=5120,
-    intermediate_size=13_824,
-    num_hidden_layers=40,
-    num_attention_heads=40,
-    vocab_size=32_064,
-    max_position_embeddings=4096,
-)
-CLIP = {
-    "model_type": "clip_vision_model",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 336,
-    "patch_size": 14,
-    "projection_dim": 768,
+#: Configurations by preset; Open-LLaVA-NeXT's is made by the project, of the sizes of LLaVA-NeXT's.
+CONFIGURATIONS = PUBLISHED | {
+    "open_llava_next_7b": PUBLISHED["llava_next_vicuna_7b"],
+    "causal_lm": Qwen2Config(
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+        architectures=["Qwen2ForCausalLM"],
+    ).to_dict(),
+    "smollm2": LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49_152,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+    ).to_dict(),
+}
+#: Parameters that the hub counts, where we know them.
+PARAMETERS = {
+    "qwen25vl": 8_292_166_656,
+    "qwen25vl_3b": 3_754_622_976,
+    "llava15_7b": 7_063_427_072,
+    "causal_lm": 7_615_616_512,
+    "smollm2": 134_515_008,
 }
 
 
-def qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool):
-    text = {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 128_000,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    }
-    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": hidden}
-    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-
-
-#: Configurations as published, the adapter's architecture, and the parameters that the hub counts, where we know them.
-PUBLISHED = {
-    "qwen25vl": (qwen(3584, 18_944, 28, 28, 4, 152_064, False), "Qwen2_5_VL", 8_292_166_656),
-    "qwen25vl_3b": (qwen(2048, 11_008, 36, 16, 2, 151_936, True), "Qwen2_5_VL", 3_754_622_976),
-    "llava15_7b": (LlavaConfig(text_config=VICUNA_7B, vision_config=CLIP), "Llava", 7_063_427_072),
-    "llava15_13b": (LlavaConfig(text_config=VICUNA_13B, vision_config=CLIP), "Llava", None),
-    "llava_next_vicuna_7b": (LlavaNextConfig(text_config=VICUNA_7B, vision_config=CLIP), "LlavaNext", None),
-    "open_llava_next_7b": (LlavaNextConfig(text_config=VICUNA_7B, vision_config=CLIP), "LlavaNext", None),
-    "llava_next_vicuna_13b": (LlavaNextConfig(text_config=VICUNA_13B, vision_config=CLIP), "LlavaNext", None),
-    "llava_next_mistral_7b": (
-        LlavaNextConfig(
-            text_config=MistralConfig(vocab_size=32_064, sliding_window=None, max_position_embeddings=32_768),
-            vision_config=CLIP,
-        ),
-        "LlavaNext",
-        None,
-    ),
-    "causal_lm": (
-        Qwen2Config(
-            vocab_size=152_064,
-            hidden_size=3584,
-            intermediate_size=18_944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-            max_position_embeddings=32_768,
-        ),
-        "Qwen2ForCausalLM",
-        7_615_616_512,
-    ),
-    "smollm2": (
-        LlamaConfig(
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            vocab_size=49_152,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-        ),
-        "LlamaForCausalLM",
-        134_515_008,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_sizes_in_conf_are_those_of_the_published_configuration(name, tmp_path):
-    config, kind, parameters = PUBLISHED[name]
-    kind = kind if kind.endswith("LM") else f"{kind}ForConditionalGeneration"
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": [kind]}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGURATIONS[name]))
     found = read_architecture(tmp_path)
     assert conf(name).differences(found) == {}
-    assert parameters is None or found.parameters == parameters
+    assert found.parameters == PARAMETERS.get(name, found.parameters)
 
 
 def test_a_checkpoint_is_as_large_as_told(small_target, small_target_path):

@@ -188,7 +188,8 @@ def test_a_foreign_checkpoint_is_refused_by_name(tmp_path, make_drafter, samples
     run.save_checkpoint(tmp_path / "last.ckpt")
     module, run, _ = resumable(tmp_path, make_drafter, 4)
     module.teaching = Teaching((1, 2), "weights of seed 1")
-    with pytest.raises(ValueError, match="target_fingerprint was 'weights of seed 0'"):
+    named = "target_fingerprint was 'weights of seed 0' and .*Resume with the model and data settings .model.path="
+    with pytest.raises(ValueError, match=named):
         run.fit(module, loader(samples, 4), ckpt_path=tmp_path / "last.ckpt")
     module, run, _ = resumable(tmp_path, partial(make_drafter, num_blocks=1), 4)
     with pytest.raises(RuntimeError, match=r"drafter\.blocks\.1"):
@@ -206,7 +207,8 @@ def test_a_run_that_would_read_other_layers_is_not_resumed(tmp_path, head) -> No
     module.on_save_checkpoint(checkpoint)
     resumable(tmp_path, partial(reading, (1, 2)), 1)[0].on_load_checkpoint(checkpoint)
     other = resumable(tmp_path, partial(reading, (1, 3)), 1)[0]
-    with pytest.raises(ValueError, match=r"feature_layers was \(1, 2\) and is \(1, 3\)\. Resume with the drafter"):
+    remedy = r"Resume with the drafter settings \(drafter\.feature_layers=\) of its run, or train anew without resume="
+    with pytest.raises(ValueError, match=rf"feature_layers was \(1, 2\) and is \(1, 3\)\. {remedy}"):
         other.on_load_checkpoint(checkpoint)
     del checkpoint["drafter"]["reads"]
     other.on_load_checkpoint(checkpoint)  # an older one does not say
