@@ -19,7 +19,8 @@ from datamodules.curriculum import Mixed
 from datamodules.epochs import EpochLoader
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
-from fovea.artifacts.export import hash_image, require_some
+from fovea.artifacts.export import require_some
+from fovea.artifacts.lesson import hash_image
 from fovea.artifacts.teaching import ConversationTeacher
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation

@@ -68,7 +68,8 @@ class Export(Part):
         out = chain / "artifacts"
         words = f"--target {self.target} --out {out} --mid-layers 1 2 --dtype fp32 --max-new-tokens 8 --batch-size 2"
         data = f"--shard-bytes 40000 --data datamodules.conversations:JsonlConversations path={self.conversations}"
-        return Job("fovea.artifacts.export", (*words.split(), *data.split()), chain, out)
+        writer = f"--writer {draw.choice(('process', 'thread'))}"
+        return Job("fovea.artifacts.export", (*words.split(), *data.split(), *writer.split()), chain, out)
 
     def phase(self, job: Job) -> str:
         names = {path.name for path in job.watched.glob("*")} if job.watched.is_dir() else set()

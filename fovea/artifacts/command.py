@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fovea.artifacts.config import ExportConfig
+from fovea.artifacts.config import WRITERS, ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export, require_some
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
@@ -80,6 +80,7 @@ def _run(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             shard_bytes=options.shard_bytes,
             strict=options.strict,
+            writer=options.writer,
         )
     except ValueError as error:
         raise ArtifactError(str(error)) from error
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=4, help="conversations per forward pass")
     add("--shard-bytes", type=int, default=1_000_000_000, help="size at which a shard is closed")
     add("--strict", action="store_true", help="stop at a broken picture or unreadable conversation")
+    add("--writer", choices=WRITERS, default="auto", help="what writes (auto: a process beside a GPU, else a thread)")
     add("--device", default=device, help="where the target runs")
     add(
         "--compute-dtype", choices=tuple(COMPUTE_DTYPES), help="dtype of the target (default: bf16 on a GPU, else fp32)"

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+import torch
 
 from fovea.artifacts.schema import STORED_DTYPES, STORED_VISUALS, StoredDtype, StoredVisual
+
+WriterKind = Literal["auto", "process", "thread"]
+WRITERS: tuple[str, ...] = get_args(WriterKind)
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class ExportConfig:
         batch_size: conversations per forward pass.
         shard_bytes: size at which a shard is closed.
         strict: a broken picture or unreadable conversation ends the export instead of being counted.
+        writer: what encodes, hashes and writes: a "process", a "thread" of the exporting one, or "auto". Changes no
+            byte of the artifacts.
     """
 
     mid_layers: tuple[int, ...]
@@ -36,6 +43,7 @@ class ExportConfig:
     batch_size: int = 4
     shard_bytes: int = 1_000_000_000
     strict: bool = False
+    writer: WriterKind = "auto"
 
     def __post_init__(self) -> None:
         if not self.mid_layers or len(set(self.mid_layers)) != len(self.mid_layers):
@@ -48,7 +56,16 @@ class ExportConfig:
             raise ValueError(f"visual is {self.visual!r}; choose from: {', '.join(STORED_VISUALS)}")
         if self.answers not in ("target", "dataset"):
             raise ValueError(f"answers is {self.answers!r}; choose from: target, dataset")
+        if self.writer not in WRITERS:
+            raise ValueError(f"writer is {self.writer!r}; choose from: {', '.join(WRITERS)}")
         for name in ("max_new_tokens", "max_tokens", "batch_size", "shard_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def writes_apart(self, device: torch.device) -> bool:
+        """Whether a process writes, for a target on ``device``.
+
+        On a CPU that is where the target runs too: a process would gain nothing, and importing torch costs seconds.
+        """
+        return self.writer == "process" or (self.writer == "auto" and device.type != "cpu")

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-
-import torch
-from PIL import Image
-from torch import Tensor
 
 from fovea.artifacts.background import Background
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
+from fovea.artifacts.lesson import Lesson
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.progress import ExportProgress
 from fovea.artifacts.ranks import shared_by, sole_writer
-from fovea.artifacts.schema import SampleMeta
 from fovea.artifacts.teaching import ConversationTeacher, Taught
 from fovea.artifacts.writer import ArtifactWriter, finish_rank
+from fovea.artifacts.writer_process import WriterProcess
 from fovea.targets.base import Target
-from fovea.targets.conversation import Conversation, ImageSource
-from fovea.targets.images import encoded_picture, image_bytes
+from fovea.targets.conversation import Conversation
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +46,8 @@ def export(
 
     ``fingerprint`` is that of target, data and ``config``. This process takes every ``world_size``-th conversation,
     from ``rank`` on, and leaves out what any rank has in a whole shard; so an export may go on with another number of
-    ranks than it began with. While the target is at work on a batch a thread stores the ones before it. ``progress``
-    shows, on rank 0, how fast all ranks that share the folder are, and the time that is left.
+    ranks than it began with. While the target is at work on a batch a process or a thread (``config.writer``) stores
+    the ones before it. ``progress`` shows, on rank 0, how fast all ranks that share the folder are, and the time left.
 
     Returns:
         The manifest, or None while other ranks are not done.
@@ -68,13 +62,18 @@ def export(
     keys = _refuse_doubled_keys(conversations)
     if not 0 <= rank < world_size:
         raise ArtifactError(f"there is no rank {rank} among {world_size}; ranks count from 0")
-    with sole_writer(folder, rank), shared_by(folder, world_size):
+    with sole_writer(folder, rank) as sole, shared_by(folder, world_size) as shared:
         if (folder / MANIFEST).is_file():
             manifest = Manifest.read(folder)
             manifest.fingerprint.require(fingerprint, str(folder))
             return manifest
         teacher = ConversationTeacher(target, config)
-        writer = ArtifactWriter(folder, fingerprint, dtype=config.dtype, shard_bytes=config.shard_bytes, rank=rank)
+        settings = {"dtype": config.dtype, "shard_bytes": config.shard_bytes, "rank": rank}
+        writer: ArtifactWriter | WriterProcess
+        if config.writes_apart(target.device):
+            writer = WriterProcess(folder, fingerprint, **settings, locks=(sole, shared))
+        else:
+            writer = ArtifactWriter(folder, fingerprint, **settings)
         mine = range(rank, len(conversations), world_size)
         pending = [index for index in mine if conversations[index].key not in writer.done]
         if len(pending) < len(mine):
@@ -83,11 +82,7 @@ def export(
         pace = ExportProgress(folder, rank, world_size, total=len(conversations), done=done, shown=progress)
 
         def store(taught: Taught) -> None:
-            conversation, encoded, sample = taught
-            hashes = tuple(hash_image(image) for image in conversation.images)
-            if config.visual == "recomputed":
-                sample = replace(sample, pictures=_pictures(conversation))
-            writer.write(sample, SampleMeta(conversation.source, encoded.image_sizes, hashes))
+            writer.store(Lesson.of(taught, config.visual))
 
         with writer, pace.shown(), Background(store, waiting=_WAITING_BATCHES * config.batch_size) as storing:
             remaining = iter(pending)
@@ -113,21 +108,6 @@ def require_some(conversations: Sequence[Conversation]) -> None:
     """
     if len(conversations) == 0:
         raise ArtifactError(f"there is no conversation in {conversations}; is a file empty, or a limit 0?")
-
-
-def hash_image(image: ImageSource) -> str:
-    """16 hex digits over an encoded picture's bytes, or over mode, size and pixels of a picture in memory."""
-    if isinstance(image, Image.Image):
-        content = f"{image.mode}{image.size}".encode() + image.tobytes()
-    else:
-        content = image_bytes(image)
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _pictures(conversation: Conversation) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.frombuffer(bytearray(encoded_picture(image)), dtype=torch.uint8) for image in conversation.images
-    )
 
 
 def _refuse_doubled_keys(conversations: Sequence[Conversation]) -> set[str]:

@@ -13,8 +13,6 @@ from typing import Any
 
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import FingerprintMismatchError
-from fovea.targets.checkpoint import weights_fingerprint
-from fovea.targets.load import load_spec, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +148,8 @@ def fingerprint_checkpoint(
 
     ``data`` is a hash of the conversations, ``revision`` that of the checkpoint's repository, if known.
     """
+    from fovea.targets.checkpoint import weights_fingerprint  # brings transformers, which a writer process spares
+
     return Fingerprint(
         weights=weights_fingerprint(checkpoint),
         processor=processor_settings(checkpoint),
@@ -188,6 +188,8 @@ def model_settings(checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError, UnsupportedTargetError: as :func:`fovea.targets.load.load_spec`.
     """
+    from fovea.targets.load import load_spec, read_config
+
     config, _ = read_config(checkpoint)
     settings = {name: value for name, value in asdict(load_spec(checkpoint)).items() if name not in _SILENT}
     settings["eos_ids"] = sorted(settings["eos_ids"])

@@ -47,19 +47,25 @@ def rank_in(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def sole_writer(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Waits until no other process writes this rank's shards in ``folder``; the lock ends with the process."""
+def sole_writer(folder: Path, rank: int = 0) -> Iterator[IO[str]]:
+    """Waits until no other process writes this rank's shards in ``folder``; gives the file that is locked.
+
+    The lock ends with the process, or with the last one of those that it hands the open file to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".lock-{rank:02d}").open("w") as lock:
         if not _taken(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             logger.warning("another process exports to %s; waiting for it", folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
 
 
 @contextlib.contextmanager
-def shared_by(folder: Path, world_size: int) -> Iterator[None]:
-    """Waits until nobody exports to ``folder`` in another number of ranks: shares of both would overlap."""
+def shared_by(folder: Path, world_size: int) -> Iterator[IO[str]]:
+    """Waits until nobody exports to ``folder`` in another number of ranks: shares of both would overlap.
+
+    Gives the file that is locked, see :func:`sole_writer`.
+    """
     with (folder / ".lock-ranks").open("a+") as agreed:
         with exclusively(folder, ".lock-turn"):
             agreed.seek(0)
@@ -73,7 +79,7 @@ def shared_by(folder: Path, world_size: int) -> Iterator[None]:
                 agreed.write(str(world_size))
                 agreed.flush()
             fcntl.flock(agreed, fcntl.LOCK_SH)
-        yield
+        yield agreed
 
 
 @contextlib.contextmanager

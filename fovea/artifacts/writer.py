@@ -22,6 +22,7 @@ from webdataset.writer import TarWriter
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
 from fovea.artifacts.keys import escape
+from fovea.artifacts.lesson import Lesson
 from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, content_hash, reasons, write_json
 from fovea.artifacts.progress import forget_paces
 from fovea.artifacts.ranks import exclusively
@@ -94,6 +95,10 @@ class ArtifactWriter:
         self.bytes = 0
         self._file: BinaryIO | None = None
         self._written = set(self.done)
+
+    def store(self, lesson: Lesson) -> None:
+        """Appends what is to be stored of a conversation; raises as :meth:`write`."""
+        self.write(lesson.sample, lesson.meta())
 
     def write(self, sample: TeacherSample, meta: SampleMeta) -> None:
         """Appends a sample.

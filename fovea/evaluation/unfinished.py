@@ -21,8 +21,8 @@ from typing import Any, TextIO
 from PIL import Image
 from torch import nn
 
-from fovea.artifacts.export import hash_image
 from fovea.artifacts.fingerprint import flat
+from fovea.artifacts.lesson import hash_image
 from fovea.evaluation.results import PromptResult
 from fovea.files import room_for, write_text
 from fovea.targets.conversation import Conversation

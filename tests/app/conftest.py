@@ -78,7 +78,7 @@ def workplace(small_target_path, tmp_path_factory) -> tuple[Path, list[str]]:
 def trained(workplace) -> Path:
     """Folder of a run of two epochs with all that a user gets, W&B offline among it."""
     folder, overrides = workplace
-    done = run("train.py", folder, *overrides, "trainer.max_epochs=2", "name=first")
+    done = run("train.py", folder, *overrides, "trainer.max_epochs=2", "data.export.writer=process", "name=first")
     assert done.returncode == 0, done.stderr
     assert "tau" in done.stdout
     return only(folder, "outputs/*/*-first")

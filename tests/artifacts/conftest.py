@@ -45,6 +45,8 @@ def sample_of(key: str, tokens: int = 12, visual: int = 3, answer: int = 4, dtyp
 class FakeTarget:
     """Teaches :func:`sample_of` the key; the answers have as many tokens as the assistant's text has letters."""
 
+    device = torch.device("cpu")
+
     def __init__(self, before_teach: Callable[[Sequence[Encoded]], None] = lambda batch: None):
         self.before_teach = before_teach
         self.batches: list[int] = []

@@ -17,8 +17,9 @@ from PIL import Image
 from datamodules.conversations import JsonlConversations
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError, FingerprintMismatchError
-from fovea.artifacts.export import export, hash_image
+from fovea.artifacts.export import export
 from fovea.artifacts.fingerprint import fingerprint_checkpoint
+from fovea.artifacts.lesson import hash_image
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import open_artifacts
 from fovea.targets.images import BrokenImageError
@@ -105,7 +106,10 @@ def test_doubled_keys_are_refused_before_any_work(tmp_path, config, fingerprint,
     assert not target.batches
 
 
-def test_ctrl_c_keeps_what_is_done(tmp_path, conversations, config, fingerprint, fake_target):
+@pytest.mark.parametrize("writer", ["thread", "process"])
+def test_ctrl_c_keeps_what_is_done(tmp_path, conversations, config, fingerprint, fake_target, writer):
+    config = replace(config, writer=writer)
+
     def interrupt(batch):
         if batch[0].key == conversations[6].key:
             raise KeyboardInterrupt
@@ -118,24 +122,32 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, conversations, config, fingerprint,
     assert list(by_key(tmp_path)) == [c.key for c in conversations]
 
 
+@pytest.mark.parametrize("writer", ["thread", "process"])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_killed_process_resumes_to_the_same_set(tmp_path, fake_target, make_conversation, assert_same, sent):
+def test_killed_process_resumes_to_the_same_set(tmp_path, fake_target, make_conversation, assert_same, sent, writer):
+    """Ctrl-C reaches all processes of a terminal; a kill the exporting one alone."""
+
     def arguments(pause):
-        return [sys.executable, str(SCRIPT), str(tmp_path), "12", pause]
+        return [sys.executable, str(SCRIPT), str(tmp_path), "12", pause, writer]
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
     # Ctrl-C reaches the child also where the tests run in the background, with the signal ignored.
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(arguments("0.2"), stderr=subprocess.PIPE, env=environment, preexec_fn=heed)
+    own = {"preexec_fn": heed, "start_new_session": True}
+    process = subprocess.Popen(arguments("0.2"), stderr=subprocess.PIPE, env=environment, **own)
     deadline = time.monotonic() + 120
     # Killed once two shards are whole and a third one has begun.
     while len(list(tmp_path.glob("shard-*.tar"))) < 2 or not list(tmp_path.glob(".shard-*.partial")):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(sent)
-    process.communicate()
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)
+    else:
+        process.send_signal(sent)
+    errors = process.communicate()[1].decode()
     assert process.returncode != 0
+    assert errors.count("Traceback") == (sent == signal.SIGINT), errors
     with pytest.raises(ArtifactError, match=r"whole shards there, run it again"):
         open_artifacts(tmp_path)
     assert sent == signal.SIGKILL or not list(tmp_path.glob(".shard-*.partial"))
@@ -251,6 +263,7 @@ def test_image_hash(tmp_path):
         ({"batch_size": 0}, "batch_size"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"shard_bytes": 0}, "shard_bytes"),
+        ({"writer": "fork"}, "writer is 'fork'; choose from: auto, process, thread"),
     ],
 )
 def test_settings_are_refused_by_name(config, change, message):

@@ -29,8 +29,8 @@ from fovea.artifacts.writer import ArtifactWriter
 SCRIPT = Path(__file__).parent / "export_script.py"
 
 
-def start(folder, pause, **environment):
-    command = [sys.executable, str(SCRIPT), str(folder), "30", str(pause)]
+def start(folder, pause, writer, **environment):
+    command = [sys.executable, str(SCRIPT), str(folder), "30", str(pause), writer]
     paths = {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | paths | environment)
 
@@ -45,8 +45,8 @@ def stored(folder):
 
 def test_two_processes_then_three(tmp_path, fingerprint, config, fake_target, make_conversation, assert_same):
     """One of two is killed, the other one ends; three take up what is left; again does nothing."""
-    first = start(tmp_path, 0.05, RANK="0", WORLD_SIZE="2")
-    second = start(tmp_path, 0.3, SLURM_PROCID="1", SLURM_STEP_NUM_TASKS="2")
+    first = start(tmp_path, 0.05, "process", RANK="0", WORLD_SIZE="2")
+    second = start(tmp_path, 0.3, "thread", SLURM_PROCID="1", SLURM_STEP_NUM_TASKS="2")
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("shard-01-*.tar")):
         assert second.poll() is None, second.stderr.read()

@@ -9,7 +9,7 @@ import pytest
 from datamodules.benchmarks import BenchmarkConversations
 from datamodules.conversations import SourceError
 from fovea.app.typed import SettingError
-from fovea.artifacts.export import hash_image
+from fovea.artifacts.lesson import hash_image
 from fovea.targets.conversation import StoredImage
 from fovea.targets.images import BrokenImageError, open_image
 from tests.datamodules.published import picture, put_parquet, put_tsv, read, shown, table, text
