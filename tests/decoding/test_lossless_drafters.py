@@ -78,6 +78,23 @@ def test_the_answer_is_the_autoregressive_one(name, key, small_target, prompts, 
         assert len({r.accepted for r in lucky.rounds}) > 1
 
 
+@pytest.mark.parametrize("rope", ["target", "1d"])
+def test_a_drafter_reaches_to_the_end_of_the_targets_context(rope, small_target, prompts, enlarge):
+    """It has no context of its own: trees whose nodes lie beyond the last position are drafted and cut."""
+    torch.manual_seed(0)
+    drafter = build_drafter("fovea", small_target.spec, drafter_type("fovea").config_type(rope=rope), small_target.head)
+    enlarge(drafter.eval(), seed=1)
+    left = small_target.spec.max_positions - len(prompts["image"].ids)
+    encoded = followed_by(prompts["image"], [40 + place % 200 for place in range(left - 12)])
+    answer = generate_autoregressive(small_target, encoded, max_new_tokens=CAP, eos_ids=()).tokens
+    assert len(answer) == 12
+    trace = generate(
+        small_target, Prompted(drafter, TreeConfig(3, 6, 24), answer), encoded, max_new_tokens=CAP, eos_ids=()
+    )
+    assert trace.tokens == answer
+    assert max(r.accepted for r in trace.rounds) > 1
+
+
 class Remembered(Prompted):
     """Keeps its cache as every tree leaves it, beside the number of tokens committed by then."""
 
