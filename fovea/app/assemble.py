@@ -23,7 +23,7 @@ from fovea.app.provenance import note_drafter, note_fingerprints
 from fovea.app.ranks import require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
-from fovea.app.watch import RanksWatched
+from fovea.app.watch import watch
 from fovea.artifacts.fingerprint import processor_settings
 from fovea.decoding.selection import resolve
 from fovea.drafters.base import Drafter
@@ -161,7 +161,7 @@ def make_module(job: Job, target: Path) -> DrafterModule:
 
 
 def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation | None) -> L.Trainer:
-    """Lightning's trainer with those of ``cfg.callbacks`` that are switched on."""
+    """Lightning's trainer with those of ``cfg.callbacks`` that are switched on; its ranks watch each other."""
     nodes = dict(job.cfg.callbacks)
     if not job.settings.gates:
         nodes.pop(GATES)
@@ -169,10 +169,9 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
         nodes.pop(SPEED_EVALUATION)
     given = {SPEED_EVALUATION: {"evaluation": evaluation}}
     callbacks = [instantiate(node, **given.get(name, {})) for name, node in nodes.items()]
-    callbacks.append(RanksWatched(job.folder))
     precision = training_precision(job.cfg.trainer.precision, job.device)
     strategy = instantiate(job.cfg.strategy) if "_target_" in job.cfg.strategy else job.cfg.strategy.name
-    return instantiate(
+    trainer = instantiate(
         job.cfg.trainer,
         precision=precision,
         strategy=strategy,
@@ -180,6 +179,8 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
         callbacks=callbacks,
         plugins=[CheckpointFiles()],
     )
+    watch(trainer.strategy.launcher, job.folder)
+    return trainer
 
 
 def judged_drafter(
@@ -227,9 +228,11 @@ def conclude(
     except LosslessnessError:
         _report(job, loggers)
         wait_for_all()  # a process that fails takes the first one with it, and the report must be written before
+        _forget_answers(folder)
         raise
     _report(job, loggers)
     wait_for_all()
+    _forget_answers(folder)
     return result.summary()
 
 
@@ -240,4 +243,9 @@ def _report(job: Job, loggers: list[Logger]) -> None:
     tracking.log_result(loggers, result, job.folder)
     print_table(result)
     print(f"report in {job.folder / 'report.md'}" + (f", page in {page}" if page else ""))
-    discard_answers(job.folder / EVALUATIONS / FINAL)
+
+
+@rank_zero_only
+def _forget_answers(folder: Path) -> None:
+    """Until then they are there: with them a job that was killed makes its report again."""
+    discard_answers(folder)

@@ -21,6 +21,7 @@ from fovea.app.outcome import Outcome
 from fovea.app.plugins import load_plugins
 from fovea.app.provenance import write_provenance
 from fovea.app.ranks import several_devices
+from fovea.app.watch import watch_first
 from fovea.files import DiskFullError
 
 #: Exit code of a job that Ctrl-C ended, by the shells' convention.
@@ -44,6 +45,7 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     outcome = Outcome(command_line().overrides)
     quiet_lightning()
+    watch_first(folder)
     try:
         if _first_process():
             write_provenance(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,15 @@ import torch.distributed as dist
 from omegaconf import DictConfig
 
 from fovea.app.devices import device_of
+from fovea.app.errors import is_lost_rank
 from fovea.app.typed import SettingError
 from fovea.app.watch import watch
 from fovea.training.zero import require_deepspeed
 
 if TYPE_CHECKING:
     from fovea.app.assemble import Job
+
+log = logging.getLogger("fovea")
 
 
 def several_devices(cfg: DictConfig) -> bool:
@@ -51,12 +55,21 @@ def on_ranks(job: Job) -> Job:
         raise SettingError("visual budgets are measured on one device: add trainer.devices=1, or leave diagnostics out")
     trainer = job.cfg.trainer
     fabric = L.Fabric(accelerator=trainer.accelerator, devices=trainer.devices, num_nodes=trainer.num_nodes)
-    fabric.launch()
     watch(fabric.strategy.launcher, job.folder)
+    fabric.launch()
     return replace(job, device=fabric.device)
 
 
 def wait_for_all() -> None:
-    """Returns when all processes of the job have come here."""
-    if dist.is_available() and dist.is_initialized():
+    """Returns when all processes of the job have come here; the first one does so, too, when another one is gone.
+
+    What the first one has done before is whole without the others.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    try:
         dist.barrier()
+    except RuntimeError as error:
+        if dist.get_rank() != 0 or not is_lost_rank(error):
+            raise
+        log.warning("another rank is gone, and nothing is lost by it: everything had been written")

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from hydra.core.hydra_config import HydraConfig
 
 from fovea.app.errors import gone
@@ -30,33 +29,39 @@ log = logging.getLogger("fovea")
 PATIENCE = 15.0
 #: How Lightning calls the jobs of processes that it starts.
 _STARTED = "train_ddp_process_"
-
-
-class RanksWatched(L.Callback):
-    """Watches the other processes of a training from the moment they are there; ``folder`` is that of the job."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        watch(trainer.strategy.launcher, self.folder)
+#: Variable with the number of the process that has started this one.
+_FIRST = "FOVEA_FIRST_RANK"
 
 
 def watch(launcher: Any, folder: Path, patience: float = PATIENCE) -> None:
-    """Ends this process, and with it the job in ``folder``, some seconds behind the end of a process that it needs.
+    """Ends the job in ``folder`` some seconds behind the end of a process that Lightning's ``launcher`` has started.
 
-    In the first one these are the ones that Lightning's ``launcher`` has started, in those the first one. A process
+    To be called by the first process before it launches: the others may be gone before they have joined it. A process
     that something else has started (torchrun, srun) watches nobody: who has started it does.
     """
-    started: list[subprocess.Popen] = list(getattr(launcher, "procs", ()))
-    for rank, process in enumerate(started, start=1):
-        _in_background(_wait_for, rank, process, launcher, started, folder, patience)
-    if HydraConfig.initialized() and str(HydraConfig.get().job.name).startswith(_STARTED):
-        _in_background(_wait_for_first, os.getppid(), folder, patience)
+    environment = getattr(launcher, "cluster_environment", None)
+    if environment is None or environment.creates_processes_externally:
+        return
+    os.environ[_FIRST] = str(os.getpid())
+    _in_background(_wait_for_others, launcher, folder, patience)
+
+
+def watch_first(folder: Path, patience: float = PATIENCE) -> None:
+    """Ends this process some seconds behind the end of the first one, if Lightning has started this one for it."""
+    if _FIRST in os.environ and HydraConfig.get().job.name.startswith(_STARTED):
+        _in_background(_wait_for_first, int(os.environ[_FIRST]), folder, patience)
 
 
 def _in_background(wait: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=wait, args=arguments, daemon=True, name="watch").start()
+
+
+def _wait_for_others(launcher: Any, folder: Path, patience: float) -> None:
+    while len(launcher.procs) < launcher.num_processes - 1:
+        time.sleep(0.1)
+    started: list[subprocess.Popen] = list(launcher.procs)
+    for rank, process in enumerate(started, start=1):
+        _in_background(_wait_for, rank, process, launcher, started, folder, patience)
 
 
 def _wait_for(

@@ -23,14 +23,29 @@ from types import SimpleNamespace
 from fovea.app.watch import watch
 folder, patience, seconds = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 other = [sys.executable, "-c", "import sys; sys.exit(int(sys.stdin.readline()))"]
-launcher = SimpleNamespace(procs=[subprocess.Popen(other, stdin=subprocess.PIPE) for _ in range(2)])
+here = SimpleNamespace(creates_processes_externally=False)
+launcher = SimpleNamespace(procs=[], num_processes=3, cluster_environment=here)
 watch(launcher, folder, patience)
+for _ in range(2):
+    launcher.procs.append(subprocess.Popen(other, stdin=subprocess.PIPE))
 print(*(process.pid for process in launcher.procs), flush=True)
 for line in sys.stdin:
     for process in launcher.procs:
         process.communicate(line.encode())
 time.sleep(seconds)
 print(len(launcher.procs))
+sys.exit(3)
+"""
+#: A process that was started for another one, and waits to join it; its words: folder, patience and its own seconds.
+SECOND = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from hydra.core.hydra_config import HydraConfig
+from fovea.app.watch import watch_first
+HydraConfig.get = staticmethod(lambda: SimpleNamespace(job=SimpleNamespace(name="train_ddp_process_1")))
+watch_first(Path(sys.argv[1]), float(sys.argv[2]))
+time.sleep(float(sys.argv[3]))
 sys.exit(3)
 """
 
@@ -83,6 +98,24 @@ def test_processes_that_are_done_disturb_nobody(tmp_path):
     process, _ = first(tmp_path, 0, 1)
     printed, told = process.communicate("0\n", timeout=240)
     assert (process.returncode, printed.split(), told) == (3, ["2"], "")
+
+
+def second(folder: Path, first: int, seconds: float) -> subprocess.CompletedProcess:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "FOVEA_FIRST_RANK": str(first)}
+    command = [sys.executable, "-c", SECOND, str(folder), "0.2", str(seconds)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+
+
+def test_a_process_ends_whose_first_one_was_gone_before_it_came(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    done = second(tmp_path, gone.pid, 600)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("another rank is gone: the first rank was killed")
+    assert last.endswith("Start the same command anew")
+    done = second(tmp_path, os.getpid(), 3)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 def started_by(process: subprocess.Popen) -> int:
