@@ -26,7 +26,7 @@ test: $(VENV)/.dev  ## all tests
 whole: $(VENV)/.dev  ## tests on trained targets and, where installed, real weights; takes minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -m whole $(ARGS)
 
-drill: $(VENV)/.run  ## kill export, training and evaluation 210 times, and compare their ends; about 20 minutes
+drill: $(VENV)/.run  ## kill export, training and evaluation, on one rank and two, 210 times, and compare their ends; most of an hour
 	$(BIN)/python -m benchmarks.drill $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and pyright

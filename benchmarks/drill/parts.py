@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.drill.children import Job
+from benchmarks.drill.processes import Job
 from fovea.app.outcome import FILE as OUTCOME
 from fovea.app.outcome import Outcome
 from fovea.app.runs import LAST_CHECKPOINT
@@ -19,6 +19,7 @@ from fovea.artifacts.reading import open_artifacts
 from fovea.drafters.checkpoint import CONFIG_FILE, WEIGHTS_FILE
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.results import CONTINUED, SpeedResult
+from fovea.evaluation.unfinished import JOURNALS
 
 
 class Part(ABC):
@@ -27,12 +28,19 @@ class Part(ABC):
     Args:
         target: checkpoint folder of the target.
         conversations: file of what is exported, trained on and asked.
+        ranks: processes that share a job, 1 or 2.
     """
 
-    name: str
+    #: What is done; :attr:`name` also says by how many.
+    work: str
 
-    def __init__(self, target: Path, conversations: Path) -> None:
-        self.target, self.conversations = target, conversations
+    def __init__(self, target: Path, conversations: Path, ranks: int = 1) -> None:
+        self.target, self.conversations, self.ranks = target, conversations, ranks
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return self.work if self.ranks == 1 else f"{self.work}, {self.ranks} ranks"
 
     @abstractmethod
     def next_job(self, chain: Path, draw: random.Random) -> Job:
@@ -62,14 +70,15 @@ class Part(ABC):
 class Export(Part):
     """``python -m fovea.artifacts.export``: the same keys, and under each the same bytes."""
 
-    name = "export"
+    work = "export"
 
     def next_job(self, chain: Path, draw: random.Random) -> Job:
         out = chain / "artifacts"
         words = f"--target {self.target} --out {out} --mid-layers 1 2 --dtype fp32 --max-new-tokens 8 --batch-size 2"
         data = f"--shard-bytes 40000 --data datamodules.conversations:JsonlConversations path={self.conversations}"
         writer = f"--writer {draw.choice(('process', 'thread'))}"
-        return Job("fovea.artifacts.export", (*words.split(), *data.split(), *writer.split()), chain, out)
+        words = (*words.split(), *data.split(), *writer.split())
+        return Job("fovea.artifacts.export", words, chain, out, self.ranks)
 
     def phase(self, job: Job) -> str:
         names = {path.name for path in job.watched.glob("*")} if job.watched.is_dir() else set()
@@ -128,10 +137,10 @@ _SETTINGS = (
 class Training(Part):
     """``train.py`` and ``train.py resume=``: the same samples in the same order, losses and weights, bit for bit."""
 
-    name = "training"
+    work = "training"
 
-    def __init__(self, target: Path, conversations: Path) -> None:
-        super().__init__(target, conversations)
+    def __init__(self, target: Path, conversations: Path, ranks: int = 1) -> None:
+        super().__init__(target, conversations, ranks)
         self.cache = conversations.parent / "cache"
 
     def next_job(self, chain: Path, draw: random.Random) -> Job:
@@ -143,7 +152,8 @@ class Training(Part):
         else:
             words = [*_SETTINGS, f"model.path={self.target}", f"data.path={self.conversations}"]
             words += [f"data.heldout_path={self.conversations}", f"paths.cache={self.cache}"]
-        return Job("train.py", (*words, f"hydra.run.dir={run}"), chain, run)
+            words += [f"trainer.devices={self.ranks}"]
+        return Job("train.py", (*words, f"hydra.run.dir={run}"), chain, run, self.ranks)
 
     def phase(self, job: Job) -> str:
         run, drafter = job.watched, job.watched / "drafter"
@@ -164,14 +174,15 @@ class Training(Part):
 
     def result(self, chain: Path) -> Any:
         """Steps of the whole chain and the weights; every run's steps must join those of the one it resumed."""
-        steps: dict[tuple[int, int], Any] = {}
+        steps: dict[tuple[int, int, int], Any] = {}
         for run in _runs(chain):
-            for epoch, batch, keys, loss in _steps(run):
-                assert steps.setdefault((epoch, batch), (keys, loss)) == (keys, loss), f"{run}: {epoch}, {batch}"
+            for epoch, batch, rank, keys, loss in _steps(run):
+                found = steps.setdefault((epoch, batch, rank), (keys, loss))
+                assert found == (keys, loss), f"{run}: epoch {epoch}, batch {batch}, rank {rank}"
         last = _runs(chain)[-1]
         state = torch.load(last / LAST_CHECKPOINT, weights_only=True)
         weights = {name: (last / name / WEIGHTS_FILE).read_bytes() for name in ("drafter", "drafter_best")}
-        return list(steps.items()), state["global_step"], weights, state["callbacks"]
+        return sorted(steps.items()), state["global_step"], weights, state["callbacks"]
 
 
 class Evaluation(Part):
@@ -181,10 +192,10 @@ class Evaluation(Part):
         drafter: exported drafter that is measured; None measures lookahead, whose memory must be made again.
     """
 
-    def __init__(self, target: Path, conversations: Path, drafter: Path | None) -> None:
-        super().__init__(target, conversations)
+    def __init__(self, target: Path, conversations: Path, drafter: Path | None, ranks: int = 1) -> None:
+        super().__init__(target, conversations, ranks)
         self.drafter = drafter
-        self.name = "evaluation" if drafter is not None else "evaluation, lookahead"
+        self.work = "evaluation" if drafter is not None else "evaluation, lookahead"
 
     def next_job(self, chain: Path, draw: random.Random) -> Job:
         runs = _runs(chain)
@@ -193,14 +204,14 @@ class Evaluation(Part):
         words += [f"model.path={self.target}", f"data.path={self.conversations}"]
         words += [f"data.heldout_path={self.conversations}", f"paths.cache={self.conversations.parent / 'cache'}"]
         words += ["speed.prompts=12", "speed.warmup_prompts=1", "speed.transformers_prompts=1", "speed.resamples=20"]
-        words += ["speed.trajectories=1", "decode.max_new_tokens=24"]
-        begun = [run for run in runs if any((run / EVALUATIONS / FINAL).glob(".answers-*"))]
+        words += ["speed.trajectories=1", "decode.max_new_tokens=24", f"trainer.devices={self.ranks}"]
+        begun = [run for run in runs if any((run / EVALUATIONS / FINAL).glob(JOURNALS))]
         if begun and draw.random() < 0.5:
             run = begun[-1]  # the same command in the same folder
         else:
             run = chain / f"run-{len(runs):02d}"
             words = [f"resume={begun[-1]}"] if begun else words
-        return Job("evaluate.py", (*words, f"hydra.run.dir={run}"), chain, run)
+        return Job("evaluate.py", (*words, f"hydra.run.dir={run}"), chain, run, self.ranks)
 
     def phase(self, job: Job) -> str:
         folder = job.watched / EVALUATIONS / FINAL
@@ -213,19 +224,14 @@ class Evaluation(Part):
             return "results written, report not yet"
         if any(name.startswith((".traces", ".evaluation")) for name in names):
             return "results being written"
-        journal = folder / ".answers-00-of-01.jsonl"
-        if not journal.is_file():
-            return "before the first answer"
-        count = journal.read_bytes().count(b"\n") - 1
-        return "some answers, no results" if count else "before the first answer"
+        return "some answers, no results" if self.noted(job) else "before the first answer"
 
     def over(self, job: Job) -> bool:
         return _completed(job.watched)
 
     def noted(self, job: Job) -> Any:
-        journal = job.watched / EVALUATIONS / FINAL / ".answers-00-of-01.jsonl"
-        lines = journal.read_bytes().split(b"\n")[1:-1] if journal.is_file() else []
-        return [json.loads(line) for line in lines]
+        journals = sorted((job.watched / EVALUATIONS / FINAL).glob(JOURNALS))
+        return [json.loads(line) for journal in journals for line in journal.read_bytes().split(b"\n")[1:-1]]
 
     def kept(self, chain: Path, noted: list[Any]) -> bool:
         """Every answer that was once on disk is in the result with the seconds that it took then."""
@@ -241,7 +247,7 @@ class Evaluation(Part):
         settings = {name: value for name, value in result.settings.items() if name != CONTINUED}
         answers = [_untimed(prompt.to_json()) for prompt in result.prompts]
         assert (run / "report.md").is_file()
-        assert not list(folder.glob(".answers-*")), "the answers of a finished evaluation are left"
+        assert not list(folder.glob(JOURNALS)), "the answers of a finished evaluation are left"
         return answers, result.failed, settings, result.summary()["tau"], (folder / "trajectories.jsonl").read_bytes()
 
 

@@ -10,7 +10,7 @@ import lightning as L
 
 
 class Watch(L.Callback):
-    """Appends epoch, batch, keys and loss (its bits, in hexadecimal) of each micro-batch to ``path``."""
+    """Appends epoch, batch, rank, keys and loss (its bits, in hexadecimal) of each micro-batch to ``path``."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -18,6 +18,7 @@ class Watch(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        line = [trainer.current_epoch, batch_idx, list(batch.keys), float(outputs["loss"]).hex()]
+        place = [trainer.current_epoch, batch_idx, trainer.global_rank]
+        line = [*place, list(batch.keys), float(outputs["loss"]).hex()]
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

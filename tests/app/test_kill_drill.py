@@ -1,4 +1,7 @@
-"""A run whose process is killed goes on with ``resume=`` to the same losses and weights, bit for bit."""
+"""A run whose process is killed goes on with ``resume=`` to the same losses and weights, bit for bit.
+
+So do the jobs of two ranks in a small run of ``python -m benchmarks.drill``, of which one is also killed alone.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +72,24 @@ def test_a_killed_run_is_resumed_bit_for_bit(workplace) -> None:
     assert max(losses(third)) == max(losses(whole))
     for weights in ("drafter/model.safetensors", "drafter_best/model.safetensors"):
         assert (third / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("part", "kills"),
+    [
+        pytest.param("export", 5, marks=pytest.mark.slow),
+        pytest.param("training", 4, marks=pytest.mark.whole),
+        pytest.param("evaluation", 4, marks=pytest.mark.whole),
+    ],
+)
+def test_jobs_of_two_ranks_survive_a_small_drill(part, kills, tmp_path) -> None:
+    words = ["-m", "benchmarks.drill", "--part", part, "--ranks", "2", "--kills", str(kills), "--seed", "2"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "|" in line]
+    name, killed, alone, ends = rows[2][:4]
+    assert (name, int(killed)) == (f"{part}, 2 ranks", kills)
+    assert 0 < int(alone) < kills
+    assert int(ends) >= 1
+    assert sum(int(row[5]) for row in rows[2:]) == kills
