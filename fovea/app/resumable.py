@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fovea.app.typed import SettingError
 
-#: What :class:`fovea.training.module.DrafterModule` and Lightning keep, and look up without asking.
-_KEPT = {
-    "state_dict",
-    "optimizer_states",
-    "lr_schedulers",
-    "loops",
-    "callbacks",
-    "global_step",
-    "micro_batch",
-    "drafter",
+#: What :class:`fovea.training.module.DrafterModule` and Lightning keep, and look up without asking: of which type, and
+#: of which type what it holds is.
+_KEPT: dict[str, tuple[Any, ...]] = {
+    "state_dict": (Mapping, Tensor),
+    "optimizer_states": (list, Mapping),
+    "lr_schedulers": (list, Mapping),
+    "loops": (Mapping, Mapping),
+    "callbacks": (Mapping, Mapping),
+    "global_step": (int,),
+    "micro_batch": (int,),
+    "drafter": (Mapping, str | Mapping),
 }
 #: Types, below ``deepspeed``, of what it keeps beside tensors.
 _DEEPSPEED = (
@@ -50,13 +52,20 @@ def require_checkpoint(path: Path) -> None:
         return  # DeepSpeed itself compares what is in it
     _require_whole(path, remedy)
     checkpoint = _loaded(path, remedy)
-    try:
-        lacking = sorted(_KEPT - checkpoint.keys())
-        empty = [name for name in ("state_dict", "loops", "drafter") if not isinstance(checkpoint.get(name), Mapping)]
-    except Exception as error:  # unpickling what is no checkpoint fails in as many ways as there are
-        raise SettingError(f"{path} is no checkpoint of plain types and tensors ({_first(error)}); {remedy}") from error
-    if lacking or empty:
-        raise SettingError(f"{path} is no checkpoint of a training: it lacks {', '.join(lacking or empty)}; {remedy}")
+    if not isinstance(checkpoint, Mapping):
+        raise SettingError(f"{path} is no checkpoint of a training, but a {type(checkpoint).__name__}; {remedy}")
+    if lacking := sorted(_KEPT.keys() - checkpoint.keys()):
+        raise SettingError(f"{path} is no checkpoint of a training: it lacks {', '.join(lacking)}; {remedy}")
+    if wrong := [name for name, types in _KEPT.items() if not _is(checkpoint[name], *types)]:
+        raise SettingError(f"{path} is no checkpoint of a training: {', '.join(wrong)} cannot be used; {remedy}")
+
+
+def _is(value: Any, kind: type, inner: Any = None) -> bool:
+    """Whether ``value`` is a ``kind``, and all that it holds an ``inner``."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    held = value.values() if isinstance(value, Mapping) else value
+    return inner is None or all(isinstance(item, inner) for item in held)
 
 
 def _require_folder(path: Path, remedy: str) -> None:

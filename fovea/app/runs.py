@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fovea.app.outcome import Outcome
 from fovea.app.resumable import require_checkpoint
 from fovea.app.trust import refuse_code
 from fovea.app.typed import SettingError
-from fovea.drafters.checkpoint import CONFIG_FILE, require_drafter
+from fovea.drafters.checkpoint import CONFIG_FILE, read_record, require_drafter
 from fovea.drafters.training_free import CONFIGS
 from fovea.files import write_text
 
@@ -188,7 +187,7 @@ def _refuse_other_method(cfg: DictConfig, drafter: Path) -> None:
     path = (drafter if drafter.is_dir() else drafter.parent) / CONFIG_FILE
     if not path.is_file():
         return  # loading it says so
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_record(path.parent)
     wanted, held = cfg.drafter.name, record["drafter"]
     method = cfg.method or wanted
     if held != wanted:
@@ -198,7 +197,7 @@ def _refuse_other_method(cfg: DictConfig, drafter: Path) -> None:
         )
     file = CONFIG_DIR / "method" / f"{cfg.method}.yaml"
     for name in _leaves(OmegaConf.select(OmegaConf.load(file), "drafter")) if file.is_file() else ():
-        given, trained = (OmegaConf.select(OmegaConf.create(c), name) for c in (cfg.drafter, record["config"]))
+        given, trained = (OmegaConf.select(OmegaConf.create(c), name) for c in (cfg.drafter, record.get("config", {})))
         if given != trained:
             raise SettingError(
                 f"{method} drafts with drafter.{name}={given}, and the checkpoint at {drafter} was trained with "

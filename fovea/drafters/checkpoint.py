@@ -1,22 +1,25 @@
 """Drafter checkpoints: a folder with ``config.json`` (plain types) and ``model.safetensors`` (the drafter alone).
 
-The config holds all that a drafter depends on: its own numbers, the target's, and how it was taught. No weight of the
-target is in the file, so a drafter can only be loaded beside its target, and another one is refused by name.
+Both carry a CRC-32 that is compared when they are read. The config holds all that a drafter depends on: its own
+numbers, the target's, and how it was taught. No weight of the target is in the file, so a drafter can only be loaded
+beside its target, and another one is refused by name.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from torch import Tensor
 
 from fovea.drafters.base import Drafter
+from fovea.drafters.plain import from_plain, merged
 from fovea.drafters.registry import drafter_type
 from fovea.drafters.weights_file import CheckpointError, read_weights, write_weights
 from fovea.files import replacing
@@ -70,6 +73,7 @@ def save_drafter(
         "teaching": asdict(teaching or Teaching()),
         "origin": dict(origin or {}),
     }
+    record["crc"] = _crc(record)
     for name, write in (
         (WEIGHTS_FILE, lambda path: write_weights(kept, path)),
         (CONFIG_FILE, lambda path: path.write_text(json.dumps(record, indent=2) + "\n")),
@@ -104,11 +108,13 @@ def load_drafter(
     folder, record = _open(source)
     _refuse_other_target(folder, _target_of(folder, record), spec)
     _refuse_other_teaching(folder, _teaching(folder, record), teaching or Teaching())
-    kind = drafter_type(record["drafter"])
     with _readable(folder):
-        _from_plain(kind.config_type, dict(record["config"]))  # else the user's overrides would be blamed
-    settings = _merge(record["config"], overrides or {}, prefix="drafter")
-    drafter = kind(spec, _from_plain(kind.config_type, settings), head)
+        kind = drafter_type(record["drafter"])
+        config = from_plain(kind.config_type, record["config"])  # else the user's overrides would be blamed
+        drafter = None if overrides else kind(spec, config, head)
+    if drafter is None:
+        settings = merged(record["config"], overrides or {}, prefix="drafter")
+        drafter = kind(spec, from_plain(kind.config_type, settings), head)
     _refuse_other_layers(folder, record, drafter)
     _load_weights(drafter, folder / WEIGHTS_FILE)
     return drafter.eval()
@@ -169,7 +175,7 @@ def _teaching(folder: Path, record: Mapping[str, Any]) -> Teaching:
 
 def _target_of(folder: Path, record: Mapping[str, Any]) -> TargetSpec:
     with _readable(folder):
-        return _from_plain(TargetSpec, record["target"])
+        return from_plain(TargetSpec, record["target"])
 
 
 def _open(source: Path | str) -> tuple[Path, dict[str, Any]]:
@@ -183,11 +189,30 @@ def _open(source: Path | str) -> tuple[Path, dict[str, Any]]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"no drafter checkpoint at {source}: {folder / name} is missing")
+    record = read_record(folder)
+    return folder, record
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What the config in ``folder`` says, compared with its CRC-32; older ones have none.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: it cannot be read.
+    """
     with _readable(folder):
         record = json.loads((folder / CONFIG_FILE).read_bytes())
-        if not isinstance(record["drafter"], str):
-            raise TypeError("it names no drafter")
-    return folder, record
+        crc = record.pop("crc", None)
+        if crc is not None and crc != (found := _crc(record)):
+            raise ValueError(f"its CRC-32 is {found}, and it says {crc} (to change it by hand, take its crc out)")
+        if not isinstance(record["drafter"], str) or not isinstance(record.get("config", {}), dict):
+            raise TypeError("it names no drafter, or its settings have no names")
+    return record
+
+
+def _crc(record: Mapping[str, Any]) -> int:
+    """CRC-32 of a record's content, however it is laid out."""
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
 @contextmanager
@@ -199,7 +224,7 @@ def _readable(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError, AssertionError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"{folder / CONFIG_FILE} is damaged or no drafter's: {what}; copy the drafter again, or export it anew by "
@@ -278,36 +303,9 @@ def _refuse_other_layers(folder: Path, record: Mapping[str, Any], drafter: Draft
             trained = tuple(record["feature_layers"])
     else:  # checkpoints of older versions
         with _readable(folder):
-            trained = _from_plain(type(drafter.config), record["config"]).layers_read(drafter.spec)
+            trained = from_plain(type(drafter.config), record["config"]).layers_read(drafter.spec)
     if trained != drafter.feature_layers:
         raise CheckpointError(
             f"the drafter in {folder} was trained on the outputs of layers {list(trained)} of its target and would "
             f"read those of {list(drafter.feature_layers)}; set drafter.feature_layers={list(trained)} or train anew"
         )
-
-
-def _merge(config: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """``config`` with ``overrides``; unknown names are refused with the known ones."""
-    merged = dict(config)
-    for name, value in overrides.items():
-        if name not in config:
-            raise ValueError(f"{prefix} has no setting {name!r}; choose from {sorted(config)}")
-        nested = isinstance(config[name], Mapping)
-        merged[name] = _merge(config[name], value, f"{prefix}.{name}") if nested else value
-    return merged
-
-
-def _from_plain(kind: type, record: Mapping[str, Any]) -> Any:
-    """The dataclass ``kind`` from the plain types that ``asdict`` and JSON leave of it."""
-    hints, values = get_type_hints(kind), {}
-    for name, value in record.items():
-        if is_dataclass(hints[name]) and isinstance(value, Mapping):
-            values[name] = _from_plain(hints[name], value)  # pyright: ignore[reportArgumentType]
-        else:
-            values[name] = _tuples(value)
-    return kind(**values)
-
-
-def _tuples(value: Any) -> Any:
-    """Lists as JSON has them, tuples as our dataclasses do."""
-    return tuple(_tuples(v) for v in value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -22,12 +22,13 @@ def write_weights(weights: dict[str, Tensor], path: Path) -> None:
     save_file(weights, path, metadata={"crc": f"{_crc(weights):08x}"})
 
 
-def _crc(weights: Mapping[str, Tensor]) -> int:
-    """CRC-32 of names and contents, by name."""
+def _crc(weights: Mapping[str, Tensor], *, types: bool = True) -> int:
+    """CRC-32 of names, types, shapes and contents, by name; ``types``: without it older versions left them out."""
     found = 0
     for name in sorted(weights):
+        told = f"{name} {weights[name].dtype} {tuple(weights[name].shape)}" if types else name
         content = weights[name].contiguous().reshape(-1).view(torch.uint8)
-        found = zlib.crc32(content.numpy().data, zlib.crc32(name.encode(), found))
+        found = zlib.crc32(content.numpy().data, zlib.crc32(told.encode(), found))
     return found
 
 
@@ -43,7 +44,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} is cut or damaged ({error}); copy the drafter again") from error
-    if crc is not None and (found := f"{_crc(stored):08x}") != crc:
+    if crc not in (None, found := f"{_crc(stored):08x}") and crc != f"{_crc(stored, types=False):08x}":
         raise CheckpointError(
             f"{path} is damaged: the CRC-32 of its weights is {found}, and it says {crc}; copy the drafter again"
         )
