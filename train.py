@@ -33,9 +33,10 @@ def train(cfg: DictConfig) -> dict[str, float]:
     tracking.log_settings(loggers, cfg)
     trainer.fit(module, datamodule, ckpt_path=checkpoint, weights_only=True)
     assemble.note_data(job, datamodule)
+    took = assemble.training_time(trainer)
     if evaluation is None:
-        return {}
-    return assemble.conclude(job, evaluation, module.drafter, trainer.strategy.root_device, loggers)
+        return took
+    return took | assemble.conclude(job, evaluation, module.drafter, trainer.strategy.root_device, loggers)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")

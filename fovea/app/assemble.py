@@ -183,6 +183,12 @@ def make_trainer(job: Job, loggers: list[Logger], evaluation: DrafterEvaluation 
     return trainer
 
 
+def training_time(trainer: L.Trainer) -> dict[str, float]:
+    """Seconds of all training steps, if a callback has counted them: no export, no evaluation."""
+    counted = trainer.callback_metrics.get("throughput/train_s")
+    return {} if counted is None else {"train_s": float(counted)}
+
+
 def judged_drafter(
     job: Job, target: Path, checkpoint: Path | None, overrides: Mapping[str, Any]
 ) -> Drafter | TrainingFree:

@@ -160,6 +160,7 @@ def read_record(folder: Path) -> Record | None:
     return Record(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
-def summed(folders: Sequence[Path]) -> float:
-    """Seconds of the finished jobs in ``folders``."""
-    return sum(record.seconds for folder in folders if (record := read_record(folder)) is not None)
+def trained_seconds(folders: Sequence[Path]) -> float:
+    """Seconds that the finished jobs in ``folders`` have trained; all of its seconds of one that did not count."""
+    records = filter(None, map(read_record, folders))
+    return sum(record.metrics.get("train_s", record.seconds) for record in records)

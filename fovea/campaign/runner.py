@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fovea.campaign.jobs import Job, JobError, read_record, summed
+from fovea.campaign.jobs import Job, JobError, read_record, trained_seconds
 from fovea.campaign.keys import MEASURING_CODE, TRAINING_CODE, code_digest, settings_digest
 from fovea.campaign.pace import Pace, minutes
 from fovea.campaign.plan import Measurement, Stage, Training, trainings_of
@@ -185,7 +185,7 @@ class Campaign:
                 return None
             self.report.trained.append(job.folder)
         if due:
-            content = {"seconds": summed([job.folder for job in jobs]), "stages": list(training.experiments)}
+            content = {"seconds": trained_seconds([job.folder for job in jobs]), "stages": list(training.experiments)}
             (jobs[-1].folder / TRAINING_FILE).write_text(json.dumps(content), encoding="utf-8")
         return jobs[-1].folder
 

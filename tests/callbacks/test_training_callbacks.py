@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -216,16 +217,46 @@ def test_bad_checkpoint_settings_are_refused(tmp_path, settings) -> None:
         DrafterCheckpoint(tmp_path, **settings)
 
 
+class Clock(L.Callback):
+    """Time that passes while a batch is trained on, validated on, and evaluated on between epochs: 1, 10 and 100 s."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def on_train_batch_start(self, *_) -> None:
+        self.now += 1
+
+    def on_validation_batch_start(self, *_) -> None:
+        self.now += 10
+
+    def on_train_epoch_end(self, *_) -> None:
+        self.now += 100
+
+
 def test_throughput_counts_tokens_without_padding(tmp_path, make_module, batches, taught, monkeypatch) -> None:
-    clock = iter(range(1000))
-    monkeypatch.setattr("callbacks.throughput.time.perf_counter", lambda: float(next(clock)))
-    logger = CSVLogger(tmp_path, version="run")
-    run = trainer(tmp_path, Throughput(), logger=logger, log_every_n_steps=2, accumulate_grad_batches=2, max_epochs=1)
-    run.fit(make_module(), batches)
-    header, row = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
-    logged = dict(zip(header.split(","), row.split(","), strict=True))
-    # The clock is read when the epoch starts and at the entry behind step 2: one second for the whole set.
-    assert float(logged["throughput/tokens_per_s"]) == sum(len(s.ids) for s in taught)
-    assert float(logged["throughput/supervised_tokens_per_s"]) == sum(int(s.answer_mask.sum()) for s in taught)
-    assert float(logged["throughput/steps_per_s"]) == 2
+    clock, logger = Clock(), CSVLogger(tmp_path, version="run")
+    monkeypatch.setattr("callbacks.throughput.time.perf_counter", lambda: clock.now)
+    settings = {"log_every_n_steps": 2, "accumulate_grad_batches": 2, "max_epochs": 1}
+    trainer(tmp_path, Throughput(), clock, logger=logger, **settings).fit(make_module(), batches)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        logged = {name: value for row in csv.DictReader(file) for name, value in row.items() if value}
+    tokens, supervised = sum(len(s.ids) for s in taught), sum(int(s.answer_mask.sum()) for s in taught)
+    assert float(logged["throughput/tokens_per_s"]) == pytest.approx(tokens / len(batches))
+    assert float(logged["throughput/supervised_tokens_per_s"]) == pytest.approx(supervised / len(batches))
+    assert float(logged["throughput/steps_per_s"]) == pytest.approx(2 / len(batches))
     assert 0.05 < float(logged["throughput/peak_memory_gib"]) < 100
+
+
+def test_training_time_is_that_of_the_steps_and_goes_on_in_a_resumed_run(
+    tmp_path, make_module, batches, monkeypatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("callbacks.throughput.time.perf_counter", lambda: clock.now)
+
+    def counted(checkpoint: Path | None = None, **settings) -> float:
+        run = trainer(tmp_path, Throughput(), clock, DrafterCheckpoint(tmp_path, every_n_steps=1), **settings)
+        run.fit(make_module(), batches, batches, ckpt_path=checkpoint, weights_only=True)
+        return float(run.callback_metrics["throughput/train_s"])
+
+    assert counted(max_epochs=2) == 2 * len(batches)
+    assert counted(tmp_path / "checkpoints" / "last.ckpt", max_epochs=5) == 5 * len(batches)

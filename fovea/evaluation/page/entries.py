@@ -42,7 +42,7 @@ class Entry:
         fields: what was typed for the job, by name.
         config: the job's settings, as nested plain types; empty if they were not kept.
         provenance: commit, versions and command line; empty if they were not kept.
-        training_s: seconds that the drafter was trained, where that was noted.
+        training_s: seconds of the training steps of its drafter, where that was noted.
         place: of ``folder`` below what is shown, so that no page tells where that lies.
     """
 
@@ -162,7 +162,7 @@ def _read(job: Path, evaluation: Path, shown: Path) -> Entry:
     trained = [job, *([Path(config["ckpt"])] if config.get("ckpt") else [])]
     if config.get("checkpoints"):
         trained.append(Path(config["checkpoints"]) / result.settings.get("method", ""))
-    seconds = [_json(folder / "training.json").get("seconds") for folder in trained]
+    seconds = [_training_seconds(folder) for folder in trained]
     overrides = _json(job / _OUTCOME).get("overrides", [])
     fields = dict(override.split("=", 1) for override in overrides if "=" in override)
     provenance = _json(job / "provenance.json")
@@ -202,6 +202,12 @@ def _settings(job: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
+
+
+def _training_seconds(run: Path) -> float | None:
+    """Those of all stages of a campaign's drafter, else those that its run has counted."""
+    counted = _json(run / _OUTCOME).get("metrics") or {}
+    return _json(run / "training.json").get("seconds") or counted.get("train_s")
 
 
 def _failure(job: Path) -> str | None:
