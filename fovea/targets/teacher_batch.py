@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -172,9 +173,17 @@ def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
         shared = rows[0]._typed_storage()._new_shared(math.prod(shape), device=rows[0].device)
         out = rows[0].new(shared).resize_(shape)
     for place, states in zip(out, rows, strict=True):
-        place[: len(states)] = states
+        _copy(states, place[: len(states)])
         place[len(states) :] = 0
     return out
+
+
+def _copy(states: Tensor, place: Tensor) -> None:
+    """Writes ``states`` into ``place``; on a CPU by the C library, which writes past the caches what is large."""
+    if states.device.type == "cpu" and states.is_contiguous() and states.dtype == place.dtype:
+        np.copyto(place.view(torch.uint8).numpy(), states.view(torch.uint8).numpy())
+    else:
+        place.copy_(states)
 
 
 def _features(sample: TeacherSample) -> Tensor:
