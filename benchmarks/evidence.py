@@ -28,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fovea.campaign.command import count, default_checkpoints, overrides_of, path
+from fovea.campaign.command import count, default_checkpoints, ended_by_signals, overrides_of, path
 from fovea.campaign.runner import Campaign, Options
 from fovea.campaign.stages import evidence
 from fovea.campaign.summary import commands, listing, shown_folders, track, write_summary
@@ -63,14 +63,11 @@ def main() -> int:
     to, planned = ["--out", str(args.out / "page.html")], shown_folders(campaign)
     (args.out / "commands.sh").write_text(commands(campaign, [*planned, *to]), encoding="utf-8")
     print(f"drafters in {checkpoints}, measurements in {args.out}, every command in {args.out / 'commands.sh'}")
-    try:
+    with ended_by_signals():
         if args.train:
             campaign.train()
         else:
             campaign.run()
-    except KeyboardInterrupt:
-        print("\nStopped; the same command goes on behind what is finished.")
-        return 130
     if args.train:
         return 1 if campaign.report.failed else 0
     shown = shown_folders(campaign, measured=True)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fovea.app.outcome import FILE, Outcome
 from fovea.app.provenance import provenance
-from fovea.campaign.command import count, overrides_of, path
+from fovea.campaign.command import count, ended_by_signals, overrides_of, path
 from fovea.campaign.runner import TRAINING_FILE, Campaign, Options
 from fovea.campaign.stages import method_stage, methods
 from fovea.evaluation.history import EVALUATIONS, FINAL
@@ -49,7 +49,8 @@ def main() -> None:
     runs = args.out / "runs"
     options = Options(args.out, runs, overrides, args.epochs, args.prompts, keyed=False, shown=True)
     stage = replace(method_stage(args.methods), name=EVALUATION)
-    report = Campaign([stage], options).run()
+    with ended_by_signals():
+        report = Campaign([stage], options).run()
     for name, why in report.failed.items():
         print(f"{name} failed: {why}", file=sys.stderr)
     folders = sorted((args.out / EVALUATION).glob("*/"))

@@ -8,8 +8,10 @@ import hashlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +22,7 @@ import pytest
 from fovea.app.launch import CONFIG_DIR
 from fovea.app.runs import LAST_CHECKPOINT
 from fovea.campaign import jobs, keys, runner
-from fovea.campaign.command import count, default_checkpoints
+from fovea.campaign.command import count, default_checkpoints, ended_by_signals
 from fovea.campaign.jobs import BEGUN, RECORD, Job, JobError, read_record
 from fovea.campaign.pace import Pace
 from fovea.campaign.plan import Measurement, Stage, Training, trainings_of
@@ -241,6 +243,33 @@ def test_two_calls_do_not_write_into_one_folder(root, tmp_path, capfd):
     assert called(root) == []
     with (folder.parent / ".a.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_at_work_too(root, tmp_path, capsys, number):
+    said = tmp_path / "pid"
+    (root / "evaluate.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # a terminal would interrupt both
+        f"at = pathlib.Path({str(said)!r})\n"
+        "at.with_suffix('.new').write_text(str(os.getpid()))\n"
+        "at.with_suffix('.new').rename(at)\n"
+        "time.sleep(300)\n"
+    )
+
+    def send() -> None:
+        while not said.is_file():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=send, daemon=True).start()
+    with pytest.raises(SystemExit, match="130"), ended_by_signals():
+        Job("evaluate.py", (), tmp_path / "job", "s", "c").run(shown=False)
+    assert "the same command goes on" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == before
+    _, status = os.waitpid(int(said.read_text()), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def test_a_job_that_ends_badly_without_a_word(root, tmp_path):
