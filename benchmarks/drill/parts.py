@@ -182,7 +182,7 @@ class Training(Part):
         last = _runs(chain)[-1]
         state = torch.load(last / LAST_CHECKPOINT, weights_only=True)
         weights = {name: (last / name / WEIGHTS_FILE).read_bytes() for name in ("drafter", "drafter_best")}
-        return sorted(steps.items()), state["global_step"], weights, state["callbacks"]
+        return sorted(steps.items()), state["global_step"], weights, _untimed(state["callbacks"])
 
 
 class Evaluation(Part):
