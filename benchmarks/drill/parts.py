@@ -247,7 +247,6 @@ class Evaluation(Part):
         settings = {name: value for name, value in result.settings.items() if name != CONTINUED}
         answers = [_untimed(prompt.to_json()) for prompt in result.prompts]
         assert (run / "report.md").is_file()
-        assert not list(folder.glob(JOURNALS)), "the answers of a finished evaluation are left"
         return answers, result.failed, settings, result.summary()["tau"], (folder / "trajectories.jsonl").read_bytes()
 
 

@@ -215,7 +215,8 @@ def conclude(
 ) -> dict[str, float]:
     """The final evaluation on all ranks, its report and its table; returns the headline numbers.
 
-    That of the run which this one resumes goes on where it was cut short, if it was of the same drafter.
+    That of the run which this one resumes goes on where it was cut short, if it was of the same drafter. Its answers
+    stay on disk one by one until the job is recorded as completed: one killed before makes its report again from them.
 
     Raises:
         LosslessnessError: after the report was written.
@@ -234,11 +235,10 @@ def conclude(
     except LosslessnessError:
         _report(job, loggers)
         wait_for_all()  # a process that fails takes the first one with it, and the report must be written before
-        _forget_answers(folder)
+        rank_zero_only(discard_answers)(folder)
         raise
     _report(job, loggers)
     wait_for_all()
-    _forget_answers(folder)
     return result.summary()
 
 
@@ -249,9 +249,3 @@ def _report(job: Job, loggers: list[Logger]) -> None:
     tracking.log_result(loggers, result, job.folder)
     print_table(result)
     print(f"report in {job.folder / 'report.md'}" + (f", page in {page}" if page else ""))
-
-
-@rank_zero_only
-def _forget_answers(folder: Path) -> None:
-    """Until then they are there: with them a job that was killed makes its report again."""
-    discard_answers(folder)

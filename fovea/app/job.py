@@ -72,7 +72,17 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
         if _first_process():
             with suppress(DiskFullError):  # what there was to say of it has been said
                 outcome.write(folder)
+                if outcome.status == "completed":
+                    _let_go(folder)
     return _optimized(cfg, outcome.metrics)
+
+
+def _let_go(folder: Path) -> None:
+    """Removes the answers by which a job that was killed would have gone on."""
+    from fovea.evaluation.history import EVALUATIONS, FINAL
+    from fovea.evaluation.unfinished import discard_answers
+
+    discard_answers(folder / EVALUATIONS / FINAL)
 
 
 def _optimized(cfg: DictConfig, metrics: Mapping[str, float]) -> Any:

@@ -7,9 +7,19 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from fovea.app.job import run_job
+from fovea.app.launch import CONFIG_DIR
+from fovea.app.outcome import Outcome
+from fovea.app.typed import SettingError
 
 SCRIPT = Path(__file__).with_name("job_script.py")
 ROOT = SCRIPT.parents[2]
@@ -49,6 +59,34 @@ def test_two_runs_of_the_same_moment_keep_apart_and_leave_their_records(tmp_path
     assert "job_script.py logger=csv seed=" in record["command"]
     assert {"commit", "dirty", "started", "python"} <= record.keys()
     assert (folders[0] / "metrics" / "metrics.csv").is_file()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_answers_are_kept_until_the_job_is_recorded_as_completed(tmp_path, monkeypatch, fails):
+    answers = tmp_path / "evaluation" / "final" / ".answers-00-of-01.jsonl"
+    seen = []
+
+    def task(cfg):
+        answers.parent.mkdir(parents=True)
+        answers.touch()
+        if fails:
+            raise SettingError("no luck")
+        return {"tau": 2.0}
+
+    def write(outcome, folder):
+        write_outcome(outcome, folder)
+        seen.append((outcome.status, answers.is_file()))
+
+    write_outcome = Outcome.write
+    monkeypatch.setattr(Outcome, "write", write)
+    monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=RunMode.RUN))
+    monkeypatch.setattr("fovea.app.job.command_line", lambda: SimpleNamespace(overrides=[]))
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        cfg = compose("evaluate", overrides=[f"paths.output_dir={tmp_path}", "logger=csv"])
+    with pytest.raises(SystemExit) if fails else nullcontext():
+        run_job(cfg, task)
+    assert seen == [("interrupted", False), ("failed" if fails else "completed", True)]
+    assert answers.is_file() == fails
 
 
 def test_a_users_error_is_one_sentence_and_its_traceback_is_in_the_log(tmp_path):
