@@ -180,7 +180,8 @@ def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
 
 def _copy(states: Tensor, place: Tensor) -> None:
     """Writes ``states`` into ``place``; on a CPU by the C library, which writes past the caches what is large."""
-    if states.device.type == "cpu" and states.is_contiguous() and states.dtype == place.dtype:
+    plain = states.is_contiguous() and states.stride(-1) == 1 and states.dtype == place.dtype
+    if plain and states.device.type == "cpu":
         np.copyto(place.view(torch.uint8).numpy(), states.view(torch.uint8).numpy())
     else:
         place.copy_(states)
