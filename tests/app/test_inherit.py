@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -99,7 +101,10 @@ def test_a_run_goes_on_in_its_own_folder_once_it_has_a_checkpoint(tmp_path):
         for name in ("metrics/metrics.csv", "checkpoints/last.ckpt"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(f"{again}")
-        torch.save({name: {} for name in _KEPT}, tmp_path / "checkpoints" / "last.ckpt")
+        torch.save(
+            {name: {} if kind is Mapping else kind() for name, (kind, *_) in _KEPT.items()},
+            tmp_path / "checkpoints" / "last.ckpt",
+        )
         assert continued(cfg, parse([], GROUPS)) == (cfg, tmp_path / "checkpoints" / "last.ckpt")
         assert (tmp_path / f"earlier_metrics_{again}" / "metrics.csv").read_text() == f"{again}"
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"cut")

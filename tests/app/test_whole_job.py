@@ -26,6 +26,7 @@ def test_a_run_leaves_report_figures_records_and_drafter(trained):
         assert (trained / record).is_file(), record
     outcome = json.loads((trained / "outcome.json").read_text())
     assert outcome["status"] == "completed"
+    assert outcome["metrics"].pop("train_s") > 0
     assert outcome["metrics"] == report["summary"]
     losses = [row["train/loss"] for row in csv.DictReader((trained / "metrics" / "metrics.csv").open())]
     assert len([loss for loss in losses if loss]) == 2 * 3  # 11 of 12 conversations, by 4
