@@ -32,14 +32,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 from stored_formats import MODELS, Shape
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fovea.app.launch import CONFIG_DIR
+from fovea.app.launch import composed
 from fovea.app.plan import find_architecture
 from fovea.app.settings import read_settings
 from fovea.artifacts.fingerprint import Fingerprint
@@ -69,8 +68,7 @@ class Step:
     @staticmethod
     def of(model: str, shape: Shape) -> Step:
         """That of ``experiment=fovea`` for ``conf/model/<model>.yaml``; see the module's docstring."""
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            cfg = compose("train", overrides=[f"model={model}", "experiment=fovea", "paths.output_dir=."])
+        cfg = composed("train", [f"model={model}", "experiment=fovea", "paths.output_dir=."])
         config = read_settings(cfg).drafter
         drafter = weightless_drafter(cfg.drafter.name, config, find_architecture(cfg.model, []))
         matrices = {

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 from rich.console import Console
 from rich.progress import track
 
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fovea.app import sources, targets
 from fovea.app.devices import device_of
-from fovea.app.launch import CONFIG_DIR
+from fovea.app.launch import composed
 from fovea.app.settings import Settings, read_settings
 from fovea.decoding.autoregressive import generate_autoregressive
 from fovea.decoding.proposer import Proposer
@@ -85,8 +84,7 @@ def main() -> int:
     if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
         return 0
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        cfg = compose("evaluate", overrides=sys.argv[1:])
+    cfg = composed("evaluate", sys.argv[1:])
     settings = read_settings(cfg)
     targets.require_target(cfg.model)
     sources.require_sources(cfg, settings)

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from hydra import compose, initialize_config_dir
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fovea.app.launch import CONFIG_DIR
+from fovea.app.launch import CONFIG_DIR, composed
 from fovea.app.plan import find_architecture
 from fovea.app.settings import read_settings
 from fovea.drafters.registry import DRAFTERS
@@ -43,8 +42,7 @@ def rows(everything: bool) -> Iterator[list[str]]:
         theirs = reported.get(drafter, {}).get(model)
         if theirs is None and not everything:
             continue
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            cfg = compose("train", overrides=[f"model={model}", f"drafter={drafter}", "paths.output_dir=."])
+        cfg = composed("train", [f"model={model}", f"drafter={drafter}", "paths.output_dir=."])
         config = read_settings(cfg).drafter
         built = weightless_drafter(cfg.drafter.name, config, find_architecture(cfg.model, []))
         parts = built.trainable_parameters()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -32,6 +32,18 @@ def launch(main: Callable[[], object], config_name: str) -> None:
             for line in (*missing_extras(typed), *unquoted(typed), *unknown_names(typed, config_name)):
                 print(line, file=sys.stderr)
         raise
+
+
+def composed(config_name: str, overrides: Iterable[str]) -> DictConfig:
+    """The settings of a job with these overrides, where no entry point runs.
+
+    Raises:
+        hydra.errors.HydraException: an override cannot be used.
+    """
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return compose(config_name, overrides=list(overrides))
 
 
 def missing_extras(arguments: list[str]) -> list[str]:

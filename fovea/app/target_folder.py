@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from fovea.app import errors, targets
-from fovea.app.launch import CONFIG_DIR, unknown_names
+from fovea.app.launch import composed, unknown_names
 from fovea.app.settings import build_named
 
 
@@ -27,8 +26,7 @@ def target_folder(overrides: Sequence[str]) -> Path:
         CheckpointError: it is neither here nor can it be built or fetched.
         SettingError: a setting of the target is wrong.
     """
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        cfg = compose("train", overrides=list(overrides))
+    cfg = composed("train", overrides)
     targets.require_target(cfg.model)
     return targets.find_target(cfg, build_named(cfg, "model.build"))
 

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
-from fovea.app.launch import CONFIG_DIR
+from fovea.app.launch import composed
 
 #: Folder of trained drafters in the cache, where targets and artifacts are.
 DRAFTERS = "drafters"
@@ -55,6 +53,4 @@ def path(text: str) -> Path:
 
 def default_checkpoints(overrides: Sequence[str]) -> Path:
     """Where drafters are kept, unless it is said: beside the targets, in the cache that the settings name."""
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        cfg = compose("train", overrides=list(overrides))
-    return path(cfg.paths.cache) / DRAFTERS
+    return path(composed("train", overrides).paths.cache) / DRAFTERS

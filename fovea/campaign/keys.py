@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from fovea.app.launch import CONFIG_DIR
+from fovea.app.launch import composed
 from fovea.app.typed import convert
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +51,7 @@ def settings_digest(config_name: str, overrides: Sequence[str], *made_from: str)
 
 @cache
 def _settings(config_name: str, overrides: tuple[str, ...]) -> str:
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        cfg = compose(config_name, overrides=list(overrides))
+    cfg = composed(config_name, overrides)
     for name in cfg.paths:
         OmegaConf.update(cfg, f"paths.{name}", f"<{name}>")
     plain = {str(k): v for k, v in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]

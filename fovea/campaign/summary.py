@@ -7,9 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
-from fovea.app.launch import CONFIG_DIR
+from fovea.app.launch import composed
 from fovea.app.provenance import provenance
 from fovea.campaign.jobs import Job, read_record
 from fovea.campaign.plan import Stage, trainings_of
@@ -120,8 +118,7 @@ def track(campaign: Campaign, shown: Sequence[Path]) -> None:
     from fovea.app.tracking import log_sweep  # which brings torch in
 
     own = [*options.overrides, f"paths.output_dir={options.out}", f"name={SUMMARY}"]
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        cfg = compose("evaluate", overrides=own)
+    cfg = composed("evaluate", own)
     log_sweep(cfg, options.out, measured_rows(campaign), [folder for folder in shown if folder.is_dir()])
 
 
