@@ -44,7 +44,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} is cut or damaged ({error}); copy the drafter again") from error
-    if crc not in (None, found := f"{_crc(stored):08x}") and crc != f"{_crc(stored, types=False):08x}":
+    if crc is not None and (found := f"{_crc(stored):08x}") != crc and f"{_crc(stored, types=False):08x}" != crc:
         raise CheckpointError(
             f"{path} is damaged: the CRC-32 of its weights is {found}, and it says {crc}; copy the drafter again"
         )

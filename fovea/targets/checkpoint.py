@@ -122,15 +122,6 @@ def require_whole(files: Iterable[Path]) -> None:
             stands for it.
     """
     for file in files:
-        with file.open("rb") as stream:
-            start = stream.read(len(_POINTER))
-        if start == _POINTER:
-            raise CheckpointError(
-                f"'{file}' is a Git-LFS pointer and not the weights; fetch them with git lfs pull in "
-                f"'{file.parent}', or point to another copy with model.path=<folder>"
-            )
-        if not start:
-            raise damaged(file, "is cut off: it is empty")
         tensor_readers(file)
 
 
@@ -138,8 +129,18 @@ def tensor_readers(file: Path) -> dict[str, Callable[[], Tensor]]:
     """The names of the tensors in a weight file, and what reads each of them; none is read yet, and no code is run.
 
     Raises:
-        CheckpointError: the file is cut off, of another kind, or holds something else than tensors.
+        CheckpointError: the file is empty, cut off, of another kind, holds something else than tensors, or is a Git-LFS
+            pointer that stands for it.
     """
+    with file.open("rb") as beginning:
+        start = beginning.read(len(_POINTER))
+    if start == _POINTER:
+        raise CheckpointError(
+            f"'{file}' is a Git-LFS pointer and not the weights; fetch them with git lfs pull in "
+            f"'{file.parent}', or point to another copy with model.path=<folder>"
+        )
+    if not start:
+        raise damaged(file, "is cut off: it is empty")
     if file.suffix == ".safetensors":
         try:
             stream = safe_open(file, framework="pt")
@@ -219,10 +220,9 @@ def _complete(folder: Path) -> Path:
 
 
 def _read_tensors(files: Iterable[Path], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Those of the tensors in ``files`` whose names are ``wanted``."""
-    files = list(files)
-    require_whole(files)
-    return {name: read() for file in files for name, read in tensor_readers(file).items() if wanted(name)}
+    """Those of the tensors in ``files`` whose names are ``wanted``; all files are looked at before one is read."""
+    opened = [tensor_readers(file) for file in files]
+    return {name: read() for readers in opened for name, read in readers.items() if wanted(name)}
 
 
 def _one(found: dict[str, Tensor], names: tuple[str, ...], what: str, folder: Path) -> Tensor:
