@@ -138,7 +138,7 @@ def drill(part: Part, kills: int, folder: Path, draw: random.Random) -> Survived
 def _chain(part: Part, chain: Path, kills: int, pace: Pace, draw: random.Random, survived: Survived) -> None:
     """One job, killed up to ``kills`` times and then left alone."""
     chain.mkdir()
-    log, noted, done = chain / "jobs.log", [], False
+    log, noted, done, behind = chain / "jobs.log", [], False, False
     for _ in range(kills):
         job = part.next_job(chain, draw)
         if not (killed := run_killed(job, log, pace, draw)):
@@ -149,10 +149,12 @@ def _chain(part: Part, chain: Path, kills: int, pace: Pace, draw: random.Random,
         noted.append(part.noted(job))
         if problems := unsound(job.watched):
             raise DrillError(f"{part.name}: a killed job left what is not whole: {'; '.join(problems)}")
-        if done := part.over(job):
+        if behind := part.over(job):
             break
-    if not done:
+    if not (done or behind):
         run_whole(part.next_job(chain, draw), log)
+    if not behind and (left := part.left(chain)):
+        raise DrillError(f"{part.name}: a finished job has left {', '.join(map(str, left))}")
     if not part.kept(chain, noted):
         raise DrillError(f"{part.name}: {chain} lost what a killed job had done")
 

@@ -58,6 +58,10 @@ class Part(ABC):
         """Whether the killed ``job`` had recorded that it was completed, so that there is nothing to go on with."""
         return False
 
+    def left(self, chain: Path) -> list[Path]:
+        """Files that a job removes when it ends; one that is killed behind its record may leave them."""
+        return []
+
     def noted(self, job: Job) -> Any:
         """What the end must still hold of what the killed ``job`` had done."""
         return None
@@ -239,6 +243,9 @@ class Evaluation(Part):
         end = {p.speculative.key: json.loads(json.dumps(p.to_json())) for p in result.prompts}
         answers = [prompt for journal in noted for item in journal for prompt in item["prompts"]]
         return all(end[prompt["speculative"]["key"]] == prompt for prompt in answers)
+
+    def left(self, chain: Path) -> list[Path]:
+        return list((_measured(chain) / EVALUATIONS / FINAL).glob(JOURNALS))
 
     def result(self, chain: Path) -> Any:
         run = _measured(chain)
