@@ -61,12 +61,7 @@ def _draft_share(entry: Entry) -> float | None:
 #: Every column; those without any value are left out of a table.
 MEASURES = (
     Measure("parameters", "{:,.2f}M", _parameters, "trainable weights of the drafter, in millions; a dash: none"),
-    Measure(
-        "training",
-        "{:,.0f} s",
-        lambda e: e.training_s,
-        "seconds of the training steps alone, where noted",
-    ),
+    Measure("training", "{:,.0f} s", lambda e: e.training_s, "seconds of the training steps alone, where noted"),
     Measure("answers", "{:d}", _figure("samples"), DEFINITIONS["samples"]),
     Measure(
         "not read",
