@@ -71,8 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         part = len(content) * 2 // 3 if fault in ("cut", "stalls") else len(content)
+        server.sent[name] += part  # before who reads it can look
         self.wfile.write(content[:part])
-        server.sent[name] += part
         if fault == "stalls":
             self.wfile.flush()
             server.stop.wait(30)

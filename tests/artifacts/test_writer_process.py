@@ -120,7 +120,11 @@ def test_the_files_are_those_of_a_thread(
     """Byte by byte, and both tell how many bytes these are; the process does not see the exporter's devices."""
     ends, environments = [], []
     monkeypatch.setattr(ExportProgress, "end", lambda self, size: ends.append(size))
-    processes = started(lambda process: environments.append(Path(f"/proc/{process.pid}/environ").read_bytes()))
+
+    def look(process):  # nothing can be read while the new program is being put into place
+        environments.append(await_(Path(f"/proc/{process.pid}/environ").read_bytes))
+
+    processes = started(look)
     for writer in ("thread", "process"):
         settings = replace(config, writer=writer, visual=visual)
         export(fake_target(), conversations, tmp_path / writer, settings, fingerprint, progress=False)
