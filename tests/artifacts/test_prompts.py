@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from datamodules.conversations import JsonlConversations
 from fovea.artifacts import prompts
-from fovea.artifacts.prompts import main, user_prefix, write_prompts
+from fovea.artifacts.prompts import NucleusDraw, main, user_prefix, write_prompts
 from fovea.targets.checkpoint import CheckpointError
 
 
@@ -51,7 +52,7 @@ def writing(small_target, monkeypatch):
 def test_cut_short_and_repeated_texts_are_left_out(small_target, writing) -> None:
     calls, expected = writing
     assert list(islice(write_prompts(small_target, batch_size=5), 2)) == [expected, []]
-    assert calls[0]["do_sample"]
+    assert isinstance(calls[0]["logits_processor"][0], NucleusDraw)
     assert calls[0]["eos_token_id"] == list(small_target.spec.eos_ids)
 
 
@@ -105,3 +106,32 @@ def test_a_stopped_call_goes_on_to_the_same_file(torn, small_target, command, tm
 def test_a_missing_target_is_one_sentence(tmp_path) -> None:
     with pytest.raises(SystemExit, match="error: "):
         prompts.main(["--target", str(tmp_path / "nowhere"), "--out", str(tmp_path / "p.jsonl")])
+
+
+@pytest.mark.parametrize(("spread", "top_p"), [(4.0, 0.95), (1.0, 0.9), (0.01, 0.95), (3.0, 1.0)])
+def test_draws_are_those_of_transformers_warpers(spread, top_p) -> None:
+    """Steep rows, and rows so flat that the most likely tokens do not make up the mass."""
+    vocabulary, draws = 3 * prompts._LIKELY, 4000
+    torch.manual_seed(0)
+    scores = torch.randn(1, vocabulary) * spread
+    warped = TopPLogitsWarper(top_p)(None, TemperatureLogitsWarper(0.8)(None, scores.clone())).softmax(dim=-1)[0]
+    given = NucleusDraw(0.8, top_p)(torch.empty(draws, 0), scores.expand(draws, -1))
+    assert (given == 0).sum(dim=-1).eq(1).all()
+    assert given.isinf().sum() == draws * (vocabulary - 1)
+    drawn = given.argmax(dim=-1).bincount(minlength=vocabulary)
+    assert not drawn[warped == 0].any()
+    # By groups: most tokens are drawn once or never.
+    for group in warped.argsort(descending=True).split(vocabulary // 8):
+        expected = warped[group].sum().item()
+        assert drawn[group].sum() / draws == pytest.approx(expected, abs=4 * (expected / draws) ** 0.5 + 1e-3)
+
+
+def test_each_row_is_drawn_from_its_own_nucleus() -> None:
+    """One row is covered by the likely tokens and its neighbour is not."""
+    vocabulary = 2 * prompts._LIKELY
+    scores = torch.zeros(2, vocabulary)
+    scores[0, 7] = 50.0
+    torch.manual_seed(1)
+    seen = {tuple(NucleusDraw(1.0, 0.95)(torch.empty(2, 0), scores).argmax(dim=-1).tolist()) for _ in range(200)}
+    assert {first for first, _ in seen} == {7}
+    assert len({second for _, second in seen}) > 150
