@@ -46,6 +46,8 @@ class LoaderConfig:
         batch_size: samples per rank and batch.
         num_workers: loader processes per rank. 0 reads in the training process: on a CPU a worker that calls torch
             takes the cores that training needs.
+        threads: threads per rank that read local shards ahead, in the place of loader processes; 0 leaves it to these.
+            Pictures that stand for visual tokens are decoded by processes all the same.
         val_fraction: share of the training artifacts that is kept for validation if there are no others for it.
         seed: of shuffling and of that choice.
         shuffle_buffer: samples among which the next one is drawn when streaming.
@@ -56,6 +58,7 @@ class LoaderConfig:
 
     batch_size: int = 4
     num_workers: int = 0
+    threads: int = 0
     val_fraction: float = 0.05
     seed: int = 0
     shuffle_buffer: int = 256
@@ -66,8 +69,8 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers must be at least 0, got {self.num_workers}")
+        if self.num_workers < 0 or self.threads < 0:
+            raise ValueError(f"num_workers and threads must be at least 0, got {self.num_workers} and {self.threads}")
         if not 0 <= self.val_fraction < 1:
             raise ValueError(f"val_fraction must be in [0, 1), got {self.val_fraction}")
         if self.retries < 0 or self.timeout <= 0:
@@ -235,6 +238,10 @@ class ArtifactDataModule(L.LightningDataModule):
             require_sight(self.checkpoint)
         return artifacts
 
+    def _decodes(self) -> bool:
+        """Whether pictures are decoded when batches are made."""
+        return any(opened.manifest.fingerprint.visual == "recomputed" for opened in self._opened.values())
+
     def _loader(self, data: Dataset[TeacherSample] | StreamedArtifacts, shuffle: bool) -> DataLoader:
         pin = torch.cuda.is_available()
         if isinstance(data, StreamedArtifacts):
@@ -253,6 +260,7 @@ class ArtifactDataModule(L.LightningDataModule):
             num_workers=self.loader.num_workers,
             collate_fn=self._collate,
             finish=self._sight,
+            threads=0 if self._decodes() else self.loader.threads,
             pin_memory=pin,
         )
 

@@ -8,7 +8,7 @@ nothing that was seen is read again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 from webdataset.utils import pytorch_worker_info
 
+from datamodules.read_ahead import read_ahead
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.streaming import StreamedArtifacts
 
@@ -80,6 +81,7 @@ class EpochLoader(DataLoader):
             are to be overfitted) always begins at the start.
         batches_done: of the epoch that is under way, as the trainer counts them.
         finish: what is done to every batch in the training process; None for nothing.
+        threads: of this process that make batches ahead, in the place of worker processes; 0 leaves it to these.
         settings: of the loader.
     """
 
@@ -90,15 +92,22 @@ class EpochLoader(DataLoader):
         sampler: Any,
         batches_done: Callable[[], int],
         finish: Callable[[Any], Any] | None = None,
+        threads: int = 0,
         **settings: Any,
     ) -> None:
-        super().__init__(data, sampler=sampler, **settings)
-        self._batches_done, self._finish = batches_done, finish
+        super().__init__(data, sampler=sampler, **(settings | {"num_workers": 0} if threads else settings))
+        self._batches_done, self._finish, self._threads = batches_done, finish, threads
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Begins when the first batch is asked for: Lightning makes the iterator before it says which epoch it is for,
         # and workers read ahead at once.
-        yield from map(self._finish, super().__iter__()) if self._finish else super().__iter__()
+        batches: Iterator[Any]
+        batches = read_ahead(self._make, self.batch_sampler, self._threads) if self._threads else super().__iter__()
+        yield from map(self._finish, batches) if self._finish else batches
+
+    def _make(self, numbers: Sequence[int]) -> Any:
+        batch = self.collate_fn([self.dataset[number] for number in numbers])
+        return batch.pin_memory() if self.pin_memory else batch
 
     def batches_before(self) -> Iterator[list[int]]:
         """Numbers of the samples of this rank's earlier batches in the epoch, from the last one back to the first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -18,10 +19,10 @@ _LEAST = 1 << 20
 
 
 class ReusedMemory:
-    """Hands out uninitialised tensors in host memory.
+    """Hands out uninitialised tensors in host memory; to several threads at a time, too.
 
     Args:
-        kept: buffers that are kept at most. A batch has two or three large tensors, and the one before it may be alive.
+        kept: buffers that are kept at most while no tensor holds them. A batch has three or four large tensors.
     """
 
     def __init__(self, kept: int = 8) -> None:
@@ -29,24 +30,24 @@ class ReusedMemory:
         self._buffers = [bytearray(1)]
         self._free = self._references(0)
         self._buffers.clear()
+        self._lock = threading.Lock()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor whose memory no other one shares; what it holds is whatever was there."""
         size = math.prod(shape) * dtype.itemsize
         if size < _LEAST:
             return torch.empty(*shape, dtype=dtype)
-        free = [n for n in range(len(self._buffers)) if self._references(n) == self._free]
-        fitting = [n for n in free if size <= len(self._buffers[n]) <= 2 * size]
-        if fitting:
-            buffer = self._buffers[fitting[0]]
-        else:
-            if len(self._buffers) >= self._kept and free:
-                del self._buffers[free[0]]
-            buffer = bytearray(size)
-            if len(self._buffers) < self._kept:
+        with self._lock:
+            free = [n for n in range(len(self._buffers)) if self._references(n) == self._free]
+            fitting = [n for n in free if size <= len(self._buffers[n]) <= 2 * size]
+            buffer = self._buffers[fitting[0]] if fitting else bytearray(size)
+            spare = [n for n in free if self._buffers[n] is not buffer]
+            for n in reversed(spare[: -self._kept]):  # the oldest
+                del self._buffers[n]
+            if not fitting:
                 self._buffers.append(buffer)
-        # The tensor holds a reference to the buffer for as long as it or a view of it lives.
-        return torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(*shape)
+            # The tensor holds a reference to the buffer for as long as it or a view of it lives.
+            return torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(*shape)
 
     def _references(self, number: int) -> int:
         return sys.getrefcount(self._buffers[number])

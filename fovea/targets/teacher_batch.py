@@ -128,6 +128,11 @@ class TeacherBatch:
                 moved[item.name] = value.to(device=device, dtype=cast, non_blocking=True)
         return replace(self, **moved)
 
+    def pin_memory(self) -> TeacherBatch:
+        """The batch in pinned memory, which a GPU copies from while the host goes on; loaders call it by this name."""
+        parts = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(self, **{name: part.pin_memory() for name, part in parts.items() if isinstance(part, Tensor)})
+
     @staticmethod
     def collate(samples: Sequence[TeacherSample]) -> TeacherBatch:
         """Pads ``samples`` to their longest; a sample alone and the same sample in a batch train alike."""
@@ -142,7 +147,7 @@ class TeacherBatch:
             answer_mask=torch.zeros(batch, length, dtype=torch.bool),
             is_visual=torch.zeros(batch, length, dtype=torch.bool),
             last=_padded([s.last for s in samples], length),
-            mid=torch.cat([s.mid for s in samples]),
+            mid=_joined([s.mid for s in samples]),
             visual=_padded([s.visual for s in samples], entries),
             visual_valid=torch.zeros(batch, entries, dtype=torch.bool),
             importance=_padded_importance(samples, entries),
@@ -166,16 +171,29 @@ def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
     A loader's worker writes to memory that it shares with the process that trains: what is elsewhere would be copied
     there. ``default_collate`` does the same.
     """
-    shape = (len(rows), length, rows[0].shape[1])
-    if get_worker_info() is None or not math.prod(shape):
-        out = _MEMORY.empty(shape, rows[0].dtype) if rows[0].device.type == "cpu" else rows[0].new_empty(shape)
-    else:
-        shared = rows[0]._typed_storage()._new_shared(math.prod(shape), device=rows[0].device)
-        out = rows[0].new(shared).resize_(shape)
+    out = _memory((len(rows), length, rows[0].shape[1]), rows[0])
     for place, states in zip(out, rows, strict=True):
         _copy(states, place[: len(states)])
         place[len(states) :] = 0
     return out
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    """[., D] rows of all, one behind the other; in memory as above."""
+    out = _memory((sum(map(len, rows)), rows[0].shape[1]), rows[0])
+    for place, states in zip(out.split([len(states) for states in rows]), rows, strict=True):
+        _copy(states, place)
+    return out
+
+
+def _memory(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory of this shape for states of the dtype and device of ``like``."""
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    if get_worker_info() is None or not math.prod(shape):
+        return _MEMORY.empty(shape, like.dtype)
+    shared = like._typed_storage()._new_shared(math.prod(shape), device=like.device)
+    return like.new(shared).resize_(shape)
 
 
 def _copy(states: Tensor, place: Tensor) -> None:

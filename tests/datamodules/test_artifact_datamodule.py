@@ -1,5 +1,6 @@
 """The data module: exports once, loads the target only for that, shuffles reproducibly, deals evenly to ranks."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -132,14 +133,33 @@ def test_two_ranks_share_the_samples(make_data, monkeypatch):
     assert set(shares[0]).isdisjoint(shares[1])
 
 
-def test_workers_change_nothing(make_data):
+def test_workers_and_threads_change_nothing(make_data):
     orders = []
-    for workers in (0, 2):
-        data = make_data(loader={"num_workers": workers})
+    for loader in ({}, {"num_workers": 2}, {"threads": 3}, {"num_workers": 2, "threads": 1}):
+        data = make_data(loader=loader)
         data.prepare_data()
         data.setup()
-        orders.append(keys(data.train_dataloader()))
-    assert orders[0] == orders[1]
+        orders.append(list(data.train_dataloader()))
+    for batches in orders[1:]:
+        for ours, plain in zip(batches, orders[0], strict=True):
+            assert ours.keys == plain.keys
+            for name in ("ids", "positions", "answer_mask", "last", "mid", "visual", "visual_valid"):
+                assert torch.equal(getattr(ours, name), getattr(plain, name))
+
+
+def test_threads_name_a_damaged_sample(make_data):
+    data = make_data(loader={"threads": 2})
+    data.prepare_data()
+    data.setup()
+    shard = sorted(data.folder_of(data.train_source).glob("*.tar"))[0]
+    entry = data.train_artifacts.entries[0]
+    with shard.open("r+b") as file:
+        file.seek(entry.data[0] + entry.data[1] - 1)
+        last = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([last ^ 1]))
+    with pytest.raises(ArtifactError, match=f"sample '{entry.key}'"):
+        list(itertools.chain(data.train_dataloader(), data.val_dataloader()))
 
 
 def test_fixed_folder_of_other_settings_is_refused_by_name(make_data, tmp_path):
@@ -190,7 +210,7 @@ def test_split_keeps_pictures_together():
 
 
 @pytest.mark.parametrize(
-    "change", [{"batch_size": 0}, {"num_workers": -1}, {"val_fraction": 1.0}, {"shuffle_buffer": -1}]
+    "change", [{"batch_size": 0}, {"num_workers": -1}, {"threads": -1}, {"val_fraction": 1.0}, {"shuffle_buffer": -1}]
 )
 def test_settings_are_refused_by_name(change):
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -67,10 +67,11 @@ def same(ours, theirs):
         assert torch.equal(one.last, other.last)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_both_doors_give_what_was_stored(make_data, workers):
+@pytest.mark.parametrize(("workers", "threads"), [(0, 0), (2, 0), (2, 3)])
+def test_both_doors_give_what_was_stored(make_data, workers, threads):
     loaded = []
-    data = make_data(loaded, loader={"num_workers": workers})
+    data = make_data(loaded, loader={"num_workers": workers, "threads": threads})
+    assert data.train_dataloader().num_workers == workers  # which decode pictures, whatever threads there are
     stored = list(make_data(export=replace(EXPORT, visual="stored")).train_dataloader())
     same(data.train_dataloader(), stored)
     same(data.train_dataloader(), stored)

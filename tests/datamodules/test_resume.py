@@ -100,12 +100,18 @@ def train(small_target, small_target_path, source, tmp_path_factory):
         online=False,
         streamed=False,
         workers=0,
+        threads=0,
         curriculum=None,
         data=source,
         **settings,
     ):
         loader = LoaderConfig(
-            batch_size=2, num_workers=workers, val_fraction=0.0, seed=3, curriculum=curriculum and Curriculum(0.3)
+            batch_size=2,
+            num_workers=workers,
+            threads=threads,
+            val_fraction=0.0,
+            seed=3,
+            curriculum=curriculum and Curriculum(0.3),
         )
         given = {"load_target": lambda: small_target, "export": EXPORT, "train": data, "loader": loader}
         if online:
@@ -164,6 +170,7 @@ LAST = DrafterCheckpoint.LAST
     [
         ({}, ("batch", 3, Killed())),
         ({"every_n_steps": 1, "workers": 2}, ("batch", 8, Killed())),
+        ({"every_n_steps": 1, "threads": 3}, ("batch", 8, Killed())),
         ({"every_n_steps": 1}, ("step", 13, Killed())),
         ({"every_n_steps": 5}, ("validation", 12, Killed())),
         ({"workers": 2}, ("batch", 6, Killed())),  # at the border of two epochs

@@ -1,5 +1,9 @@
 """Memory is written again only when nobody holds it."""
 
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
 import torch
 
 from fovea.targets.reused_memory import ReusedMemory
@@ -48,8 +52,10 @@ def test_no_more_is_kept_than_asked():
     assert len({address(tensor) for tensor in held}) == 4
     places = [address(tensor) for tensor in held]
     held.clear()
-    assert address(memory.empty((MEGABYTE * 4,), torch.uint8)) == places[1]
-    assert len(memory._buffers) == 2
+    again = memory.empty((MEGABYTE * 4,), torch.uint8)
+    assert address(again) == places[1]
+    assert len(memory._buffers) == 3  # and two that are free
+    assert address(memory.empty((MEGABYTE * 23,), torch.uint8)) == places[3]
 
 
 def test_batches_in_reused_memory_hold_what_they_should():
@@ -73,3 +79,39 @@ def test_batches_in_reused_memory_hold_what_they_should():
                 assert torch.equal(one.visual[row, : len(part.visual)], part.visual)
                 assert not one.last[row, len(part.ids) :].any()
                 assert not one.visual[row, len(part.visual) :].any()
+
+
+def test_threads_never_share_it():
+    memory = ReusedMemory(kept=2)
+
+    def write(number):
+        draw, held = random.Random(number), []
+        for turn in range(60):
+            held.append(
+                (memory.empty((MEGABYTE + draw.randrange(MEGABYTE),), torch.uint8).fill_((number + turn) % 251), turn)
+            )
+            if len(held) > draw.randrange(4):
+                tensor, written = held.pop(draw.randrange(len(held)))
+                assert tensor[:: MEGABYTE // 64].eq((number + written) % 251).all()
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(write, range(8)))
+    assert len(memory._buffers) < 60  # many were written again
+
+
+def test_every_tensor_of_a_batch_is_pinned(monkeypatch):
+    place = torch.arange(6)
+    states = [torch.randn(rows, 4) for rows in (6, 2, 3)]
+    sample = TeacherSample("k", place, place.expand(3, -1), place >= 4, place < 3, *states, importance=torch.ones(3))
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone())
+    batch = TeacherBatch.collate([sample])
+    moved = batch.pin_memory()
+    for item in fields(batch):
+        part, other = getattr(batch, item.name), getattr(moved, item.name)
+        if isinstance(part, torch.Tensor):
+            assert any(part is one for one in pinned), item.name
+            assert torch.equal(part, other)
+        else:
+            assert part == other
