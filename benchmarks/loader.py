@@ -1,12 +1,13 @@
 """How fast the loader gives batches, beside the step that an H200 would train on them in.
 
-    python benchmarks/loader.py [--workers 0 1 2] [--dtype fp8]
+    python benchmarks/loader.py [--workers 0 1 2] [--threads 1 2 4] [--dtype fp8]
 
 Samples are those of ``benchmarks/stored_formats.py``: random states at the sizes of ``conf/model``, read through the
 indexed door in random order and put together into batches of the target's recipe, as in training. Every byte is copied
-into a batch, and nothing is done with it. All shards are in the page cache: a set larger than memory is read as fast as
-its disk or network is. Rates are medians over passes on this machine, whose cores training and workers share; those per
-processor second leave out what else it does.
+into a batch, and nothing is done with it; it is compared with its checksum each time, or once, before the passes that
+count. Workers are processes; threads are those of the process that trains. All shards are in the page cache: a set
+larger than memory is read as fast as its disk or network is. Rates are medians over passes on this machine, whose cores
+training and readers share; those per processor second leave out what else it does.
 
 The step is computed, not measured: products of FOVEA's drafter forward and backward (weights three times, the frozen LM
 head twice for drafts and once for the teacher) over all unrolled steps,
@@ -29,20 +30,21 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 
 import torch
 from stored_formats import MODELS, Shape
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.epochs import EpochLoader, EpochSampler
 from fovea.app.launch import composed
 from fovea.app.plan import find_architecture
 from fovea.app.settings import read_settings
 from fovea.artifacts.fingerprint import Fingerprint
-from fovea.artifacts.reading import open_artifacts
+from fovea.artifacts.reading import CHECKSUMS, Checksums, open_artifacts
 from fovea.artifacts.schema import STORED_DTYPES, SampleMeta
 from fovea.artifacts.writer import ArtifactWriter, finish_rank
 from fovea.evaluation.table import markdown_table
@@ -94,21 +96,27 @@ def write(root: Path, shape: Shape, dtype: str, samples: int) -> None:
     finish_rank(root, fingerprint, {}, 0, 1)
 
 
-def rate(root: Path, batch: int, workers: int, passes: int) -> tuple[float, float, float]:
+def rate(
+    root: Path, batch: int, workers: int, threads: int, passes: int, checksums: Checksums
+) -> tuple[float, float, float]:
     """Samples and megabytes per second, medians over ``passes`` behind a first one, and samples per processor second.
 
     The last one counts this process and its workers, and so leaves out what else the machine does.
     """
     rates, seen, own = [], 0, _processor_seconds()
-    loader = DataLoader(
-        open_artifacts(root),
+    artifacts = open_artifacts(root, checksums=checksums)
+    loader = EpochLoader(
+        artifacts,
+        sampler=EpochSampler(len(artifacts)),
+        batches_done=lambda: 0,
         batch_size=batch,
-        shuffle=True,
         num_workers=workers,
+        threads=threads,
         collate_fn=TeacherBatch.collate,
         persistent_workers=workers > 0,
     )
-    for _ in range(passes + 1):
+    for epoch in range(passes + 1):
+        loader.sampler.set_epoch(epoch)
         start, count, size = time.perf_counter(), 0, 0
         for given in loader:
             count += len(given.keys)
@@ -136,6 +144,8 @@ def main() -> None:
     add(
         "--workers", type=int, nargs="+", default=[0, 1, 2], help="loader processes; 0 reads in the process that trains"
     )
+    add("--threads", type=int, nargs="+", default=[1, 2], help="threads that read in the process that trains")
+    add("--checksums", choices=CHECKSUMS, nargs="+", default=CHECKSUMS, help="when bytes are compared with theirs")
     add("--dtype", choices=STORED_DTYPES, default="bf16", help="stored dtype")
     add("--megabytes", type=int, default=600, help="size of the set")
     add("--passes", type=int, default=5, help="passes whose median counts")
@@ -145,7 +155,8 @@ def main() -> None:
     rows = [
         [
             "target",
-            "workers",
+            "readers",
+            "checksums",
             "samples/s",
             "MB/s",
             "samples/CPU s",
@@ -162,12 +173,14 @@ def main() -> None:
         samples = max(4 * step.batch, round(args.megabytes * 1e6 / size))
         with tempfile.TemporaryDirectory(dir=args.folder) as root:
             write(Path(root), shape, args.dtype, samples)
-            for workers in args.workers:
-                found, megabytes, own = rate(Path(root), step.batch, workers, args.passes)
+            readers = [(f"{n} workers" if n else "none", n, 0) for n in args.workers]
+            readers += [(f"{n} threads", 0, n) for n in args.threads]
+            for checksums, (name, workers, threads) in product(args.checksums, readers):
+                found, megabytes, own = rate(Path(root), step.batch, workers, threads, args.passes, checksums)
                 ratio = found * step.seconds
                 per_step = f"{step.batch} x {step.seconds * 1e3:.1f} ms ({step.flops / 1e12:.2f} TFLOP)"
                 there = [per_step, f"{1 / step.seconds:.0f}", f"{ratio:.1f}", f"{own * step.seconds:.1f}"]
-                rows.append([model, f"{workers}", f"{found:.0f}", f"{megabytes:,.0f}", f"{own:.0f}", *there])
+                rows.append([model, name, checksums, f"{found:.0f}", f"{megabytes:,.0f}", f"{own:.0f}", *there])
     print(markdown_table(rows))
     print(f"\n{args.dtype}, page cache warm, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
 

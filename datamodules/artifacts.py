@@ -23,7 +23,7 @@ from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export, require_some
 from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
 from fovea.artifacts.manifest import MANIFEST, Manifest
-from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
+from fovea.artifacts.reading import CHECKSUMS, Checksums, IndexedArtifacts, open_artifacts
 from fovea.artifacts.streaming import StreamedArtifacts
 from fovea.artifacts.transport import Patience, is_remote
 from fovea.targets.base import Target
@@ -48,6 +48,7 @@ class LoaderConfig:
             takes the cores that training needs.
         threads: threads per rank that read local shards ahead, in the place of loader processes; 0 leaves it to these.
             Pictures that stand for visual tokens are decoded by processes all the same.
+        checksums: when a local sample is compared with its checksum: always, or once, when a process reads it first.
         val_fraction: share of the training artifacts that is kept for validation if there are no others for it.
         seed: of shuffling and of that choice.
         shuffle_buffer: samples among which the next one is drawn when streaming.
@@ -59,6 +60,7 @@ class LoaderConfig:
     batch_size: int = 4
     num_workers: int = 0
     threads: int = 0
+    checksums: Checksums = "always"
     val_fraction: float = 0.05
     seed: int = 0
     shuffle_buffer: int = 256
@@ -71,6 +73,8 @@ class LoaderConfig:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.num_workers < 0 or self.threads < 0:
             raise ValueError(f"num_workers and threads must be at least 0, got {self.num_workers} and {self.threads}")
+        if self.checksums not in CHECKSUMS:
+            raise ValueError(f"checksums must be one of {', '.join(CHECKSUMS)}, got {self.checksums!r}")
         if not 0 <= self.val_fraction < 1:
             raise ValueError(f"val_fraction must be in [0, 1), got {self.val_fraction}")
         if self.retries < 0 or self.timeout <= 0:
@@ -214,7 +218,7 @@ class ArtifactDataModule(L.LightningDataModule):
     def _open(self, source: ConversationSource | str | Path) -> IndexedArtifacts | StreamedArtifacts:
         if isinstance(source, ConversationSource):
             folder = self.folder_of(source)
-            artifacts = open_artifacts(folder, self.export_config.feature_layers)
+            artifacts = open_artifacts(folder, self.export_config.feature_layers, self.loader.checksums)
             artifacts.manifest.fingerprint.require(self._fingerprint(source), str(folder))
             return artifacts
         location = str(source)
@@ -231,7 +235,7 @@ class ArtifactDataModule(L.LightningDataModule):
                 patience=Patience(self.loader.retries, self.loader.timeout),
             )
         else:
-            artifacts = open_artifacts(location, self.export_config.feature_layers)
+            artifacts = open_artifacts(location, self.export_config.feature_layers, self.loader.checksums)
         expected = fingerprint_checkpoint(self.checkpoint, self.export_config, data="")
         artifacts.manifest.fingerprint.require(expected, location, fields=_OF_THE_TARGET)
         if artifacts.manifest.fingerprint.visual == "recomputed":

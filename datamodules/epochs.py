@@ -95,15 +95,20 @@ class EpochLoader(DataLoader):
         threads: int = 0,
         **settings: Any,
     ) -> None:
-        super().__init__(data, sampler=sampler, **(settings | {"num_workers": 0} if threads else settings))
+        if threads:
+            settings["num_workers"] = 0
+        super().__init__(data, sampler=sampler, **settings)
         self._batches_done, self._finish, self._threads = batches_done, finish, threads
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Begins when the first batch is asked for: Lightning makes the iterator before it says which epoch it is for,
         # and workers read ahead at once.
-        batches: Iterator[Any]
-        batches = read_ahead(self._make, self.batch_sampler, self._threads) if self._threads else super().__iter__()
+        batches: Iterator[Any] = super().__iter__() if not self._threads else self._read_ahead()
         yield from map(self._finish, batches) if self._finish else batches
+
+    def _read_ahead(self) -> Iterator[Any]:
+        assert self.batch_sampler is not None, "samples come in batches"
+        return read_ahead(self._make, self.batch_sampler, self._threads)
 
     def _make(self, numbers: Sequence[int]) -> Any:
         batch = self.collate_fn([self.dataset[number] for number in numbers])

@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -17,16 +17,23 @@ from fovea.artifacts.manifest import Manifest, SampleEntry, ShardEntry, content_
 from fovea.artifacts.schema import SampleMeta, decode_sample
 from fovea.targets.teacher_batch import TeacherSample
 
+Checksums = Literal["always", "once"]
+CHECKSUMS: tuple[str, ...] = get_args(Checksums)
+
 
 class IndexedArtifacts(Dataset[TeacherSample]):
     """Samples by number, in the order of the manifest; shards are mapped when first touched.
 
     bf16 and fp32 states are views of a private mapping: writing to them changes neither the file nor other processes.
-    Outputs of ``feature_layers`` are read with them.
+    Outputs of ``feature_layers`` are read with them. With ``checksums`` "once", bytes are compared with their checksum
+    when this process reads them first, and not again.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, feature_layers: Sequence[int] = ()):
+    def __init__(
+        self, folder: Path, manifest: Manifest, feature_layers: Sequence[int] = (), checksums: Checksums = "always"
+    ):
         self.folder, self.manifest, self.feature_layers = folder, manifest, tuple(feature_layers)
+        self._once, self._compared = checksums == "once", set[int]()
         self.entries: list[SampleEntry] = list(manifest.samples())
         self._shard_of: list[ShardEntry] = [shard for shard in manifest.shards for _ in shard.samples]
         self._maps: dict[str, Tensor] = {}
@@ -53,7 +60,10 @@ class IndexedArtifacts(Dataset[TeacherSample]):
 
     def _read(self, index: int) -> tuple[TeacherSample, SampleMeta]:
         entry, shard = self.entries[index], self._shard_of[index]
-        return read_sample(self._map(shard), entry, str(self.folder / shard.name), self.feature_layers)
+        compare = not (self._once and index in self._compared)
+        read = read_sample(self._map(shard), entry, str(self.folder / shard.name), self.feature_layers, compare)
+        self._compared.add(index)
+        return read
 
     def _map(self, shard: ShardEntry) -> Tensor:
         """[bytes] uint8 over the whole shard."""
@@ -74,9 +84,9 @@ def _mapped(folder: Path, shard: ShardEntry) -> Tensor:
 
 
 def read_sample(
-    content: Tensor, entry: SampleEntry, path: str, feature_layers: Sequence[int] = ()
+    content: Tensor, entry: SampleEntry, path: str, feature_layers: Sequence[int] = (), compare: bool = True
 ) -> tuple[TeacherSample, SampleMeta]:
-    """The sample of ``entry`` in the ``content`` of the shard at ``path``.
+    """The sample of ``entry`` in the ``content`` of the shard at ``path``; ``compare`` its bytes with their checksum.
 
     Raises:
         ArtifactError: there is none, another one, or one that is damaged.
@@ -88,7 +98,8 @@ def read_sample(
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {error}") from error
     check_entry(sample, entry, where)
-    check_content(meta.numpy().data, data.numpy().data, entry, where)
+    if compare:
+        check_content(meta.numpy().data, data.numpy().data, entry, where)
     return sample, about
 
 
@@ -115,7 +126,9 @@ def shard_problem(folder: Path, shard: ShardEntry) -> str | None:
     return None
 
 
-def open_artifacts(folder: Path | str, feature_layers: Sequence[int] = ()) -> IndexedArtifacts:
+def open_artifacts(
+    folder: Path | str, feature_layers: Sequence[int] = (), checksums: Checksums = "always"
+) -> IndexedArtifacts:
     """The samples of a finished export in a local folder, with outputs of ``feature_layers`` if any are wanted.
 
     Raises:
@@ -139,7 +152,7 @@ def open_artifacts(folder: Path | str, feature_layers: Sequence[int] = ()) -> In
     known = {shard.name for shard in manifest.shards}
     if strangers := sorted(path.name for path in folder.glob("*.tar") if path.name not in known):
         raise ArtifactError(f"{folder} holds {len(strangers)} shards that its manifest does not list: {strangers[0]}")
-    return IndexedArtifacts(folder, manifest, feature_layers)
+    return IndexedArtifacts(folder, manifest, feature_layers, checksums)
 
 
 def check_content(meta: bytes | memoryview, data: bytes | memoryview, entry: SampleEntry, where: str) -> None:

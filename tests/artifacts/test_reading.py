@@ -127,3 +127,22 @@ def test_missing_manifest_says_what_is_there(folder, tmp_path):
         open_artifacts(folder)
     with pytest.raises(ArtifactError, match="no finished artifacts in"):
         open_artifacts(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("checksums", "seen"), [("always", True), ("once", False)])
+def test_bytes_that_change_after_they_were_compared(folder, checksums, seen) -> None:
+    """A state's number changes in a shard whose samples have been read; a process that reads it first sees that."""
+    artifacts = open_artifacts(folder, checksums=checksums)
+    entry, shard = artifacts.entries[0], artifacts.manifest.shards[0]
+    before = artifacts[0].last.clone()
+    place = (folder / shard.name).read_bytes().index(before.view(torch.uint8).numpy().tobytes())
+    with (folder / shard.name).open("r+b") as file:
+        file.seek(place)
+        file.write(b"\x01\x02")
+    with pytest.raises(ArtifactError, match=f"'{entry.key}' is damaged"):
+        open_artifacts(folder, checksums=checksums)[0]
+    if seen:
+        with pytest.raises(ArtifactError, match=f"'{entry.key}' is damaged"):
+            artifacts[0]
+    else:
+        assert not torch.equal(artifacts[0].last, before)

@@ -210,7 +210,15 @@ def test_split_keeps_pictures_together():
 
 
 @pytest.mark.parametrize(
-    "change", [{"batch_size": 0}, {"num_workers": -1}, {"threads": -1}, {"val_fraction": 1.0}, {"shuffle_buffer": -1}]
+    "change",
+    [
+        {"batch_size": 0},
+        {"num_workers": -1},
+        {"threads": -1},
+        {"checksums": "never"},
+        {"val_fraction": 1.0},
+        {"shuffle_buffer": -1},
+    ],
 )
 def test_settings_are_refused_by_name(change):
     with pytest.raises(ValueError, match=next(iter(change))):
