@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from datamodules.conversation_source import ConversationSource
-from datamodules.curriculum import Curriculum, Mixed
-from datamodules.epochs import EpochLoader, EpochSampler, StreamLoader
+from datamodules.curriculum import Mixed
+from datamodules.epochs import EpochLoader, StreamLoader
+from datamodules.loading import LoaderConfig, batches_done, epoch_sampler, epoch_under_way
 from datamodules.recomputed import PictureCollate, Sight
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import export, require_some
 from fovea.artifacts.fingerprint import Fingerprint, fingerprint_checkpoint
 from fovea.artifacts.manifest import MANIFEST, Manifest
-from fovea.artifacts.reading import CHECKSUMS, Checksums, IndexedArtifacts, open_artifacts
+from fovea.artifacts.reading import IndexedArtifacts, open_artifacts
 from fovea.artifacts.streaming import StreamedArtifacts
 from fovea.artifacts.transport import Patience, is_remote
 from fovea.targets.base import Target
@@ -36,51 +37,6 @@ logger = logging.getLogger(__name__)
 
 #: What artifacts from elsewhere must have in common with the target and the configuration.
 _OF_THE_TARGET = ("weights", "processor", "mid_layers", "feature_layers")
-
-
-@dataclass(frozen=True)
-class LoaderConfig:
-    """How batches are made.
-
-    Attributes:
-        batch_size: samples per rank and batch.
-        num_workers: loader processes per rank. 0 reads in the training process: on a CPU a worker that calls torch
-            takes the cores that training needs.
-        threads: threads per rank that read local shards ahead, in the place of loader processes; 0 leaves it to these.
-            Pictures that stand for visual tokens are decoded by processes all the same.
-        checksums: when a local sample is compared with its checksum: always, or once, when a process reads it first.
-        val_fraction: share of the training artifacts that is kept for validation if there are no others for it.
-        seed: of shuffling and of that choice.
-        shuffle_buffer: samples among which the next one is drawn when streaming.
-        retries: further attempts at a shard that cannot be streamed.
-        timeout: seconds without a byte after which a server that streams counts as silent.
-        curriculum: how the share of pictures rises over the training; None takes the samples as they are.
-    """
-
-    batch_size: int = 4
-    num_workers: int = 0
-    threads: int = 0
-    checksums: Checksums = "always"
-    val_fraction: float = 0.05
-    seed: int = 0
-    shuffle_buffer: int = 256
-    retries: int = 3
-    timeout: float = 60.0
-    curriculum: Curriculum | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if self.num_workers < 0 or self.threads < 0:
-            raise ValueError(f"num_workers and threads must be at least 0, got {self.num_workers} and {self.threads}")
-        if self.checksums not in CHECKSUMS:
-            raise ValueError(f"checksums must be one of {', '.join(CHECKSUMS)}, got {self.checksums!r}")
-        if not 0 <= self.val_fraction < 1:
-            raise ValueError(f"val_fraction must be in [0, 1), got {self.val_fraction}")
-        if self.retries < 0 or self.timeout <= 0:
-            raise ValueError(f"retries must be at least 0 and timeout above 0, got {self.retries} and {self.timeout}")
-        if self.shuffle_buffer < 0:
-            raise ValueError(f"shuffle_buffer must be at least 0, got {self.shuffle_buffer}")
 
 
 class ArtifactDataModule(L.LightningDataModule):
@@ -267,25 +223,6 @@ class ArtifactDataModule(L.LightningDataModule):
             threads=0 if self._decodes() else self.loader.threads,
             pin_memory=pin,
         )
-
-
-def epoch_sampler(data: Any, trainer: L.Trainer | None, loader: LoaderConfig, *, shuffle: bool) -> EpochSampler:
-    """The order of ``data`` on this rank of ``trainer``; without one, on a single rank."""
-    if shuffle and isinstance(data, Mixed):
-        return data.sampler(trainer, batch_size=loader.batch_size, seed=loader.seed)
-    ranks = {"num_replicas": trainer.world_size, "rank": trainer.global_rank} if trainer else {}
-    return EpochSampler(len(data), shuffle=shuffle, seed=loader.seed, **ranks)
-
-
-def epoch_under_way(trainer: L.Trainer | None) -> int:
-    """Number of the epoch that ``trainer`` is in, as Lightning tells it to samplers."""
-    progress: Any = trainer.fit_loop.epoch_progress.current if trainer else None
-    return progress.processed if progress else 0
-
-
-def batches_done(trainer: L.Trainer | None) -> int:
-    """Batches of the epoch that ``trainer`` is in that it has trained on."""
-    return trainer.fit_loop.epoch_loop.batch_progress.current.ready if trainer else 0
 
 
 def split_by_picture(pictures: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:

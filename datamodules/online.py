@@ -13,10 +13,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from datamodules.artifacts import LoaderConfig, batches_done, epoch_sampler, split_by_picture
+from datamodules.artifacts import split_by_picture
 from datamodules.conversation_source import ConversationSource
 from datamodules.curriculum import Mixed
 from datamodules.epochs import EpochLoader
+from datamodules.loading import LoaderConfig, batches_done, epoch_sampler
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.export import require_some

@@ -16,7 +16,7 @@ from fovea.decoding.growth import TreeConfig
 from fovea.decoding.selection import SelectionConfig
 from fovea.drafters import training_free
 from fovea.drafters.registry import drafter_type
-from fovea.evaluation.speed import SpeedConfig
+from fovea.evaluation.speed_config import SpeedConfig
 from fovea.targets.base import TargetSpec
 from fovea.training.module import UnrollConfig
 from fovea.training.objective import ObjectiveConfig

@@ -27,6 +27,11 @@ _SHOWS = {"page", "papers", "style.py", "table.py"} | {
 }
 #: Settings that say where things lie, what they are called, and who is told.
 _ASIDE = ("callbacks", "checkpoints", "ckpt", "init_from", "logger", "name", "page", "paths", "resume", "tags")
+#: Those of how the same artifacts are written and read.
+_CARRIED_OUT = {
+    "data.export.writer",
+    *(f"data.loader.{name}" for name in ("threads", "checksums", "retries", "timeout")),
+}
 #: Those of measuring, which a training that measures nothing has no use for.
 _MEASURING = ("benchmark", "speed")
 _DIGITS = 12
@@ -54,6 +59,9 @@ def _settings(config_name: str, overrides: tuple[str, ...]) -> str:
     cfg = composed(config_name, overrides)
     for name in cfg.paths:
         OmegaConf.update(cfg, f"paths.{name}", f"<{name}>")
+    for name in _CARRIED_OUT:
+        if OmegaConf.select(cfg, name) is not None:
+            OmegaConf.update(cfg, name, None)
     plain = {str(k): v for k, v in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]
     measures = config_name == "evaluate" or convert(plain["speed_eval"], bool, "speed_eval")
     aside = _ASIDE if measures else (*_ASIDE, *_MEASURING)

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fovea.drafters.base import Context, Drafter, DrafterConfig, DraftRope, Scored, final_norm, initialise
+from fovea.drafters.base import Context, Drafter, Scored, final_norm, initialise
 from fovea.drafters.blocks import Attend, CrossAttentionBlock, DecoderBlock
+from fovea.drafters.config import DrafterConfig, DraftRope
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import Prefill, TargetSpec
 from fovea.targets.head import TargetHead

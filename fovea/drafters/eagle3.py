@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fovea.drafters.base import Drafter, DrafterConfig, Scored, final_norm, initialise
+from fovea.drafters.base import Drafter, Scored, final_norm, initialise
 from fovea.drafters.blocks import Attend, DecoderBlock
+from fovea.drafters.config import DrafterConfig
 from fovea.drafters.norm import RMSNorm
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import TargetSpec

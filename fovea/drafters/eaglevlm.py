@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fovea.drafters.base import Drafter, DrafterConfig, Scored, initialise
+from fovea.drafters.base import Drafter, Scored, initialise
 from fovea.drafters.blocks import Attend, DecoderBlock
+from fovea.drafters.config import DrafterConfig
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import TargetSpec
 from fovea.targets.head import TargetHead

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fovea.drafters.base import Context, Drafter, DrafterConfig, Scored, final_norm, initialise
+from fovea.drafters.base import Context, Drafter, Scored, final_norm, initialise
 from fovea.drafters.blocks import Attend, CrossAttentionBlock, DecoderBlock
+from fovea.drafters.config import DrafterConfig
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import Prefill, TargetSpec
 from fovea.targets.head import TargetHead

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea.drafters.base import DraftRope
+from fovea.drafters.config import DraftRope
 from fovea.drafters.eaglevlm import EagleVlmConfig, EagleVlmDrafter
 
 

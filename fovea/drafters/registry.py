@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fovea.drafters.base import Drafter, DrafterConfig
+from fovea.drafters.base import Drafter
+from fovea.drafters.config import DrafterConfig
 from fovea.drafters.dream import DreamDrafter
 from fovea.drafters.eagle3 import Eagle3Drafter
 from fovea.drafters.eaglevlm import EagleVlmDrafter

@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fovea.drafters.base import Context, DraftRope
+from fovea.drafters.base import Context
+from fovea.drafters.config import DraftRope
 from fovea.drafters.eaglevlm import EagleVlmConfig, EagleVlmDrafter
 from fovea.targets.base import Prefill, TargetSpec
 from fovea.targets.head import TargetHead

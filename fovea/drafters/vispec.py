@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fovea.drafters.base import Context, Drafter, DrafterConfig, DraftRope, Scored, initialise
+from fovea.drafters.base import Context, Drafter, Scored, initialise
 from fovea.drafters.blocks import Attend, DecoderBlock
+from fovea.drafters.config import DrafterConfig, DraftRope
 from fovea.drafters.rotary import Rotation
 from fovea.targets.base import Prefill, TargetSpec
 from fovea.targets.head import TargetHead

@@ -26,7 +26,8 @@ from fovea.evaluation.budget_report import write_budget_report
 from fovea.evaluation.evidence import draw_evidence, evidence_steps, spread
 from fovea.evaluation.prompts import balanced, user_turns
 from fovea.evaluation.results import EVIDENCE, SpeedResult
-from fovea.evaluation.speed import SpeedConfig, evaluate_and_save
+from fovea.evaluation.speed import evaluate_and_save
+from fovea.evaluation.speed_config import SpeedConfig
 from fovea.evaluation.style import save
 from fovea.evaluation.trajectory import Trajectory, collect_trajectory
 from fovea.evaluation.trajectory_files import question_of, save_trajectories

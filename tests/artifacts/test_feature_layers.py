@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from datamodules.artifacts import ArtifactDataModule, LoaderConfig
+from datamodules.artifacts import ArtifactDataModule
 from datamodules.conversations import ConversationSource
+from datamodules.loading import LoaderConfig
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError, FingerprintMismatchError
 from fovea.artifacts.reading import open_artifacts

@@ -23,7 +23,7 @@ from fovea.decoding.growth import TreeConfig
 from fovea.drafters.fovea import FoveaConfig, FoveaDrafter
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation, decoding_copy, illustrative_prompts
 from fovea.evaluation.results import ALL, SpeedResult
-from fovea.evaluation.speed import SpeedConfig
+from fovea.evaluation.speed_config import SpeedConfig
 from fovea.evaluation.trajectory_files import load_trajectories
 from fovea.visual.retrieval import RetrievalConfig
 

@@ -336,6 +336,9 @@ def test_settings_without_places_and_names_make_the_key():
 
     same = key("name=other", "paths.cache=/elsewhere", "logger=csv", "speed.prompts=3")
     assert same == key() != key("optimizer.lr=0.5")
+    loader = ("threads=3", "checksums=once", "retries=9", "timeout=5")
+    assert same == key("data.export.writer=process", *(f"data.loader.{word}" for word in loader))
+    assert same != key("data.loader.batch_size=3")
     measured = keys.settings_digest("train", ["experiment=eaglevlm"])
     assert measured != keys.settings_digest("train", ["experiment=eaglevlm", "speed.prompts=3"])
     assert keys.settings_digest("evaluate", [], "a") != keys.settings_digest("evaluate", [], "b")

@@ -8,8 +8,9 @@ import lightning as L
 import pytest
 import torch
 
-from datamodules.artifacts import ArtifactDataModule, LoaderConfig, split_by_picture
+from datamodules.artifacts import ArtifactDataModule, split_by_picture
 from datamodules.conversations import JsonlConversations
+from datamodules.loading import LoaderConfig
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError, FingerprintMismatchError
 from fovea.artifacts.reading import IndexedArtifacts

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.artifacts import ArtifactDataModule, LoaderConfig
+from datamodules.artifacts import ArtifactDataModule
 from datamodules.conversations import ConversationSource, TinyConversations
 from datamodules.curriculum import Curriculum, CurriculumSampler
+from datamodules.loading import LoaderConfig
 from datamodules.online import OnlineDataModule
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError

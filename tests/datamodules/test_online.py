@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules.artifacts import ArtifactDataModule, LoaderConfig
+from datamodules.artifacts import ArtifactDataModule
 from datamodules.conversations import JsonlConversations
+from datamodules.loading import LoaderConfig
 from datamodules.online import OnlineDataModule
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError

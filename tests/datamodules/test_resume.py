@@ -15,10 +15,11 @@ from PIL import Image
 from callbacks.drafter_checkpoint import DrafterCheckpoint
 from callbacks.gates import Gates
 from callbacks.throughput import Throughput
-from datamodules.artifacts import ArtifactDataModule, LoaderConfig
+from datamodules.artifacts import ArtifactDataModule
 from datamodules.conversations import JsonlConversations
 from datamodules.curriculum import Curriculum
 from datamodules.epochs import EpochLoader
+from datamodules.loading import LoaderConfig
 from datamodules.online import OnlineDataModule
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError

@@ -13,8 +13,8 @@ import torch
 import torch.multiprocessing as mp
 
 from callbacks.drafter_checkpoint import DrafterCheckpoint
-from datamodules.artifacts import LoaderConfig, batches_done, epoch_sampler
 from datamodules.epochs import EpochLoader
+from datamodules.loading import LoaderConfig, batches_done, epoch_sampler
 
 SAMPLES, SIZE = 23, 2
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fovea.decoding.tree import DraftTree, TreeBuilder
-from fovea.drafters.base import Drafter, DrafterConfig, Scored, initialise
+from fovea.drafters.base import Drafter, Scored, initialise
+from fovea.drafters.config import DrafterConfig
 from fovea.drafters.registry import register_drafter
 from fovea.drafters.training_free import register_proposer
 

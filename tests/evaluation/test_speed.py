@@ -20,7 +20,8 @@ from fovea.decoding.tree import DraftTree
 from fovea.evaluation import speed
 from fovea.evaluation.prompts import balanced, user_turns
 from fovea.evaluation.results import ALL, LosslessnessError, SpeedResult
-from fovea.evaluation.speed import SpeedConfig, evaluate_and_save, evaluate_speed
+from fovea.evaluation.speed import evaluate_and_save, evaluate_speed
+from fovea.evaluation.speed_config import SpeedConfig
 from fovea.targets.base import Prefill
 from fovea.targets.conversation import Conversation
 
@@ -128,7 +129,7 @@ def test_a_target_that_is_run_otherwise_than_its_model_is_warned_of(
         trace = generate_transformers(target, encoded, **limits)
         return replace(trace, tokens=[*trace.tokens, 0])
 
-    monkeypatch.setattr("fovea.evaluation.speed.generate_transformers", other)
+    monkeypatch.setattr("fovea.evaluation.race.generate_transformers", other)
     config = replace(CONFIG, transformers_prompts=1)
     evaluate_and_save(small_target, oracle, small_conversations[:2], config, tmp_path)
     key = small_conversations[0].key

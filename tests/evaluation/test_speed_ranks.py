@@ -13,7 +13,8 @@ from fovea.decoding.scripted import RandomProposer
 from fovea.decoding.trace import GenerationTrace
 from fovea.evaluation import speed
 from fovea.evaluation.results import LosslessnessError, SpeedResult
-from fovea.evaluation.speed import SpeedConfig, evaluate_and_save
+from fovea.evaluation.speed import evaluate_and_save
+from fovea.evaluation.speed_config import SpeedConfig
 from fovea.targets.conversation import Conversation
 from fovea.targets.load import load_target
 from tests.evaluation.test_metrics import CASES, assert_same, metric_of, sources_of

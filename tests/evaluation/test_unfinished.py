@@ -14,7 +14,8 @@ from fovea.drafters.trie_lookahead import TrieConfig, TrieLookahead
 from fovea.evaluation import speed
 from fovea.evaluation.prompts import user_turns
 from fovea.evaluation.results import CONTINUED, CONTINUED_FROM, SpeedResult
-from fovea.evaluation.speed import SpeedConfig, evaluate_and_save
+from fovea.evaluation.speed import evaluate_and_save
+from fovea.evaluation.speed_config import SpeedConfig
 from fovea.evaluation.unfinished import OtherSettingsError, discard_answers, identity_of
 from fovea.targets.conversation import Conversation
 

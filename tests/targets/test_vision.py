@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from datamodules.artifacts import ArtifactDataModule, LoaderConfig
+from datamodules.artifacts import ArtifactDataModule
 from datamodules.conversations import ConversationSource
+from datamodules.loading import LoaderConfig
 from fovea.artifacts.config import ExportConfig
 from fovea.targets.checkpoint import CheckpointError, load_sight
 from fovea.targets.images import BrokenImageError, encoded_picture
