@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from datamodules.conversation_source import ConversationSource
 from datamodules.curriculum import Mixed
 from datamodules.epochs import EpochLoader, StreamLoader
+from datamodules.identity import samples_digest
 from datamodules.loading import LoaderConfig, batches_done, epoch_sampler, epoch_under_way
 from datamodules.recomputed import PictureCollate, Sight
 from fovea.artifacts.config import ExportConfig
@@ -220,6 +221,7 @@ class ArtifactDataModule(L.LightningDataModule):
             num_workers=self.loader.num_workers,
             collate_fn=self._collate,
             finish=self._sight,
+            identity=lambda: samples_digest(data),
             threads=0 if self._decodes() else self.loader.threads,
             pin_memory=pin,
         )

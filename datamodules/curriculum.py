@@ -67,10 +67,29 @@ class CurriculumSampler(EpochSampler):
         kinds = torch.tensor(pictured, dtype=torch.bool)
         self._texts, self._pictures = (~kinds).nonzero()[:, 0], kinds.nonzero()[:, 0]
         self._curriculum, self._epochs = curriculum, epochs
+        self._begun_for: tuple[int, float] | None = None
+
+    def begin_at(self, epoch: int, taken: int, rule: dict[str, Any] | None = None) -> None:
+        """As :meth:`EpochSampler.begin_at`; the epoch goes on as for a training as long as it was begun for."""
+        super().begin_at(epoch, taken, rule)
+        self._begun_for = (epoch, rule["epochs"]) if rule and "epochs" in rule else None
+
+    def rule(self) -> dict[str, Any]:
+        """Beside what every order depends on, the share of texts."""
+        return {**super().rule(), "text_share": self._curriculum.text_share}
+
+    def state(self) -> dict[str, Any]:
+        """The rule, and the epochs that the training is thought to have."""
+        return {**self.rule(), "epochs": self._length_of_training()}
+
+    def _length_of_training(self) -> float:
+        """Epochs. With max_steps they depend on the ranks, and an epoch under way must not."""
+        begun = self._begun_for
+        return begun[1] if begun and begun[0] == self.epoch else self._epochs()
 
     def _order(self) -> Tensor:
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        progress = (self.epoch + torch.arange(self.length) / self.length) / self._epochs()
+        progress = (self.epoch + torch.arange(self.length) / self.length) / self._length_of_training()
         chosen = torch.rand(self.length, generator=draw) < self._curriculum.picture_share(progress)
         order = torch.empty(self.length, dtype=torch.int64)
         for places, samples in ((chosen, self._pictures), (~chosen, self._texts)):

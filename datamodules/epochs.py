@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 from webdataset.utils import pytorch_worker_info
 
+from datamodules.identity import samples_digest
 from datamodules.read_ahead import read_ahead
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.streaming import StreamedArtifacts
@@ -44,9 +46,27 @@ class EpochSampler(DistributedSampler[int]):
         self.length = length
         self._begun: tuple[int, int] = (0, 0)
 
-    def begin_at(self, epoch: int, taken: int) -> None:
-        """The first ``taken`` samples of ``epoch``, over all ranks, have been trained on; other epochs are whole."""
+    def begin_at(self, epoch: int, taken: int, rule: dict[str, Any] | None = None) -> None:
+        """The first ``taken`` samples of ``epoch``, over all ranks, have been trained on; other epochs are whole.
+
+        Raises:
+            ArtifactError: the samples came by another ``rule``.
+        """
+        for name, now in self.rule().items():
+            if rule and taken and rule.get(name, now) != now:
+                raise ArtifactError(
+                    f"the run was left within an epoch whose order {name}={rule[name]} made, and it is {now} now; "
+                    "resume it with the settings that it had, or start a new training from its weights with init_from"
+                )
         self._begun = (epoch, taken)
+
+    def rule(self) -> dict[str, Any]:
+        """What decides the order beside the samples, as plain types."""
+        return {"seed": self.seed, "shuffle": self.shuffle}
+
+    def state(self) -> dict[str, Any]:
+        """What checkpoints keep of the order."""
+        return self.rule()
 
     @property
     def taken(self) -> int:
@@ -81,6 +101,7 @@ class EpochLoader(DataLoader):
             are to be overfitted) always begins at the start.
         batches_done: of the epoch that is under way, as the trainer counts them.
         finish: what is done to every batch in the training process; None for nothing.
+        identity: asked for a digest of the samples and their order, which an epoch is only resumed with; None for any.
         threads: of this process that make batches ahead, in the place of worker processes; 0 leaves it to these.
         settings: of the loader.
     """
@@ -92,6 +113,7 @@ class EpochLoader(DataLoader):
         sampler: Any,
         batches_done: Callable[[], int],
         finish: Callable[[Any], Any] | None = None,
+        identity: Callable[[], str] | None = None,
         threads: int = 0,
         **settings: Any,
     ) -> None:
@@ -99,6 +121,7 @@ class EpochLoader(DataLoader):
             settings["num_workers"] = 0
         super().__init__(data, sampler=sampler, **settings)
         self._batches_done, self._finish, self._threads = batches_done, finish, threads
+        self._identity = cache(identity) if identity else lambda: ""
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Begins when the first batch is asked for: Lightning makes the iterator before it says which epoch it is for,
@@ -131,8 +154,8 @@ class EpochLoader(DataLoader):
         per_rank = -(-(sampler.length - sampler.taken) // sampler.num_replicas)
         return len(self) - -(-per_rank // self._size)
 
-    def state_dict(self, batches: int | None = None) -> dict[str, int]:
-        """The epoch, and how many of its samples all ranks have taken with the first ``batches``.
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The epoch, how many of its samples all ranks have taken with the first ``batches``, and what orders them.
 
         Without ``batches`` it is as many as the trainer counts now.
         """
@@ -141,24 +164,28 @@ class EpochLoader(DataLoader):
             return {}
         done = (self._batches_done() if batches is None else batches) - self.first_batch
         taken = sampler.taken + done * self._size * sampler.num_replicas
-        return {"epoch": sampler.epoch, "taken": min(taken, sampler.length), "length": sampler.length}
+        place = {"epoch": sampler.epoch, "taken": min(taken, sampler.length), "length": sampler.length}
+        return {**place, "samples": self._identity(), "rule": sampler.state()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up an epoch where ``state`` left it.
 
         Raises:
-            ArtifactError: there are more samples, or fewer, than there were.
+            ArtifactError: within the epoch, there are other samples than there were, or another order.
         """
         sampler = self.sampler
         if not state or not isinstance(sampler, EpochSampler):
             return
-        if state["length"] != sampler.length and 0 < state["taken"] < state["length"]:
-            raise ArtifactError(
-                f"the run was left within an epoch of {state['length']} samples, and there are {sampler.length} now; "
-                "resume it with the data that it had, or start a new training from its weights with init_from"
-            )
+        if 0 < state["taken"] < state["length"]:
+            there, here = (state["length"], state.get("samples", "")), (sampler.length, self._identity())
+            if there[0] != here[0] or (there[1] and there[1] != here[1]):
+                which = "" if there[0] != here[0] else " others"
+                raise ArtifactError(
+                    f"the run was left within an epoch of {there[0]} samples, and there are {here[0]}{which} now; "
+                    "resume it with the data that it had, or start a new training from its weights with init_from"
+                )
         if state["taken"] < sampler.length:
-            sampler.begin_at(state["epoch"], state["taken"])
+            sampler.begin_at(state["epoch"], state["taken"], state.get("rule"))
 
     @property
     def _size(self) -> int:
@@ -199,15 +226,16 @@ class StreamLoader(DataLoader):
         self._stream.set_epoch(self._epoch())
         return self._stream.first_batch
 
-    def state_dict(self, batches: int | None = None) -> dict[str, int]:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The epoch, how many ``batches`` of it are done (None: as the trainer counts), and how it is dealt."""
         done = self._batches_done() if batches is None else batches
         return {"epoch": self._stream.epoch, "batches": done, "length": len(self)} | self._dealt()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up an epoch where ``state`` left it, or about there if it is dealt to others now; says so then."""
         dealt, batches = self._dealt(), state["batches"]
-        changed = [f"{name} was {state[name]} and is {dealt[name]}" for name in dealt if state[name] != dealt[name]]
+        before = dealt | state  # checkpoints of older versions know less
+        changed = [f"{name} was {before[name]} and is {dealt[name]}" for name in dealt if before[name] != dealt[name]]
         if batches >= state["length"]:
             return
         if changed:
@@ -220,6 +248,8 @@ class StreamLoader(DataLoader):
             )
         self._stream.begin_at(state["epoch"], batches)
 
-    def _dealt(self) -> dict[str, int]:
+    def _dealt(self) -> dict[str, Any]:
         _, ranks, _, _ = pytorch_worker_info()
-        return {"ranks": ranks, "workers": self._stream.num_workers, "batch_size": self._stream.batch_size}
+        stream = self._stream
+        order = {"samples": samples_digest(stream), "seed": stream.seed, "shuffle_buffer": stream.shuffle_buffer}
+        return {"ranks": ranks, "workers": stream.num_workers, "batch_size": stream.batch_size} | order

@@ -6,17 +6,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from datamodules.artifacts import split_by_picture
 from datamodules.conversation_source import ConversationSource
 from datamodules.curriculum import Mixed
 from datamodules.epochs import EpochLoader
+from datamodules.identity import in_order_of_keys, samples_digest
 from datamodules.loading import LoaderConfig, batches_done, epoch_sampler
 from fovea.artifacts.config import ExportConfig
 from fovea.artifacts.errors import ArtifactError
@@ -90,14 +91,18 @@ class OnlineDataModule(L.LightningDataModule):
         for source in (self.train_source, self.val_source, self.text_source):
             if source is not None:
                 require_some(source)
-        self._train, self._val = self.train_source, self.val_source
+        data, self._val, texts = (
+            None if source is None else in_order_of_keys(source)
+            for source in (self.train_source, self.val_source, self.text_source)
+        )
+        assert data is not None, "there is something to train on"
+        self._train = data
         if self._val is None and self.loader.val_fraction:
-            groups = [_picture(conversation) for conversation in self.train_source]
+            groups = [_picture(conversation) for conversation in data]
             train, val = split_by_picture(groups, self.loader.val_fraction, self.loader.seed)
-            data = cast(Dataset[Conversation], self.train_source)
             self._train, self._val = Subset(data, train), Subset(data, val) if val else None
         if self.loader.curriculum is not None:
-            self._train = Mixed(self._train, self.text_source, self.loader.curriculum)
+            self._train = Mixed(self._train, texts, self.loader.curriculum)
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of the epoch that the trainer is in."""
@@ -134,6 +139,7 @@ class OnlineDataModule(L.LightningDataModule):
             data,
             sampler=epoch_sampler(data, self.trainer, self.loader, shuffle=shuffle),
             batches_done=lambda: batches_done(self.trainer),
+            identity=lambda: samples_digest(data),
             batch_size=self.loader.batch_size,
             collate_fn=list,
             teacher=lambda: self.teacher,

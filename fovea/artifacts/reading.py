@@ -22,7 +22,9 @@ CHECKSUMS: tuple[str, ...] = get_args(Checksums)
 
 
 class IndexedArtifacts(Dataset[TeacherSample]):
-    """Samples by number, in the order of the manifest; shards are mapped when first touched.
+    """Samples by number, in the order of their keys; shards are mapped when first touched.
+
+    Keys order them the same however many ranks have exported them, and when some were exported again.
 
     bf16 and fp32 states are views of a private mapping: writing to them changes neither the file nor other processes.
     Outputs of ``feature_layers`` are read with them. With ``checksums`` "once", bytes are compared with their checksum
@@ -34,8 +36,10 @@ class IndexedArtifacts(Dataset[TeacherSample]):
     ):
         self.folder, self.manifest, self.feature_layers = folder, manifest, tuple(feature_layers)
         self._once, self._compared = checksums == "once", set[int]()
-        self.entries: list[SampleEntry] = list(manifest.samples())
-        self._shard_of: list[ShardEntry] = [shard for shard in manifest.shards for _ in shard.samples]
+        placed = [(entry, shard) for shard in manifest.shards for entry in shard.samples]
+        placed.sort(key=lambda pair: pair[0].key)
+        self.entries: list[SampleEntry] = [entry for entry, _ in placed]
+        self._shard_of: list[ShardEntry] = [shard for _, shard in placed]
         self._maps: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
