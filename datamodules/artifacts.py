@@ -213,6 +213,12 @@ class ArtifactDataModule(L.LightningDataModule):
                 finish=self._sight,
                 pin_memory=pin,
             )
+        threads = 0 if self._decodes() else self.loader.threads
+        if threads and self.loader.num_workers:
+            logger.info(
+                "local shards are read by %d threads (data.loader.threads) and not by %d worker processes",
+                threads, self.loader.num_workers,
+            )  # fmt: skip
         return EpochLoader(
             data,
             sampler=epoch_sampler(data, self.trainer, self.loader, shuffle=shuffle),
@@ -222,7 +228,7 @@ class ArtifactDataModule(L.LightningDataModule):
             collate_fn=self._collate,
             finish=self._sight,
             identity=lambda: samples_digest(data),
-            threads=0 if self._decodes() else self.loader.threads,
+            threads=threads,
             pin_memory=pin,
         )
 

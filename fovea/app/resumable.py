@@ -27,6 +27,9 @@ _KEPT: dict[str, tuple[Any, ...]] = {
     "micro_batch": (int,),
     "drafter": (Mapping, str | Mapping),
 }
+#: Where Lightning counts epochs and batches, and what it counts of each.
+_PROGRESS = ("epoch_progress", "epoch_loop.batch_progress")
+_COUNTERS = {"ready", "started", "processed", "completed"}
 #: Types, below ``deepspeed``, of what it keeps beside tensors.
 _DEEPSPEED = (
     "runtime.fp16.loss_scaler.LossScaler",
@@ -56,7 +59,9 @@ def require_checkpoint(path: Path) -> None:
         raise SettingError(f"{path} is no checkpoint of a training, but a {type(checkpoint).__name__}; {remedy}")
     if lacking := sorted(_KEPT.keys() - checkpoint.keys()):
         raise SettingError(f"{path} is no checkpoint of a training: it lacks {', '.join(lacking)}; {remedy}")
-    if wrong := [name for name, types in _KEPT.items() if not _is(checkpoint[name], *types)]:
+    wrong = [name for name, types in _KEPT.items() if not _is(checkpoint[name], *types)]
+    if wrong or not _counts(checkpoint["loops"].get("fit_loop", {})):
+        wrong = wrong or ["loops"]
         raise SettingError(f"{path} is no checkpoint of a training: {', '.join(wrong)} cannot be used; {remedy}")
 
 
@@ -66,6 +71,20 @@ def _is(value: Any, kind: type, inner: Any = None) -> bool:
         return False
     held = value.values() if isinstance(value, Mapping) else value
     return inner is None or all(isinstance(item, inner) for item in held)
+
+
+def _counts(loop: Mapping[str, Any]) -> bool:
+    """Whether a training loop says how far it has come, in epochs, batches and samples."""
+    held = loop.get("state_dict")
+    if not isinstance(held, Mapping) or not _is(held.get("combined_loader", []), list, Mapping):
+        return False
+    for name in _PROGRESS:
+        progress = loop.get(name)
+        for part in ("total", "current"):
+            counters = progress.get(part, {}) if isinstance(progress, Mapping) else {}
+            if not _is(counters, Mapping, int) or not counters.keys() >= _COUNTERS:
+                return False
+    return True
 
 
 def _require_folder(path: Path, remedy: str) -> None:

@@ -27,12 +27,19 @@ from fovea.artifacts.command import COMPUTE_DTYPES
 from fovea.targets.checkpoint import CheckpointError, weights_fingerprint
 from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_target
+from fovea.targets.spec import UnsupportedTargetError
 
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 #: Shorter texts are no question, longer ones rarely end.
 _LEAST_TOKENS, _MOST_TOKENS = 5, 96
 #: Tokens that nearly always make up what is drawn from.
 _LIKELY = 1024
+#: Batches without a new text after which there will hardly be one.
+_EMPTY_BATCHES = 20
+
+
+class NothingNewError(Exception):
+    """The model writes what it has written before."""
 
 
 class NucleusDraw(LogitsProcessor):
@@ -153,9 +160,16 @@ def _write_file(options: argparse.Namespace) -> int:
     partial.write_text("".join(lines), encoding="utf-8")
     with Progress() as progress, partial.open("a", encoding="utf-8") as stream:
         shown = progress.add_task("writing prompts", total=options.count, completed=len(lines))
+        empty = 0
         for batch, texts in zip(count(first_batch), batches, strict=False):
             if len(lines) >= options.count:
                 break
+            empty = 0 if texts else empty + 1
+            if empty == _EMPTY_BATCHES:
+                raise NothingNewError(
+                    f"the last {empty} batches brought no new prompt behind the {len(lines)} in {partial}; raise "
+                    "--temperature or --top-p, or ask for fewer with --count"
+                )
             new = [_line(batch, number, text) for number, text in enumerate(texts)]
             stream.write("".join(new))
             stream.flush()
@@ -201,11 +215,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where the target runs")
     add("--compute-dtype", choices=tuple(COMPUTE_DTYPES), default="fp32", help="dtype of the target")
     options = parser.parse_args(arguments)
-    if options.count < 1:
-        parser.error("--count must be 1 or more")
+    for name in ("count", "batch_size"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be 1 or more")
+    if not options.temperature > 0:
+        parser.error("--temperature must be above 0: at 0 the model writes one prompt only")
+    if not 0 < options.top_p <= 1:
+        parser.error("--top-p must be in (0, 1]")
     try:
         written = _write_file(options)
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, UnsupportedTargetError, NothingNewError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"{written} prompts in {options.out}")
 

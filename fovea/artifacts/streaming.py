@@ -189,7 +189,8 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
     def _shard_samples(self, shard: ShardEntry, times: list[int]) -> Iterator[TeacherSample]:
         """The samples of a shard, each as often as ``times`` says, checked against the manifest.
 
-        A source that fails on the way is asked again, and what has been given is passed over.
+        A source that fails on the way is asked again, and what has been given is passed over. So it is where a local
+        copy turns out to be damaged.
 
         Raises:
             ArtifactError: if the shard is cut, damaged or another one, with the numbers.
@@ -202,13 +203,17 @@ class StreamedArtifacts(IterableDataset[TeacherBatch]):
                     for _ in range(again):
                         yield sample
                 return
-            except _BrokenShardError as error:
+            except ArtifactError as error:
+                copy = self.source.forget_damaged(shard)
+                if copy is None and not isinstance(error, _BrokenShardError):
+                    raise
+                why = str(error) if copy is None else f"the copy {copy} was damaged and is deleted ({error})"
                 if number == self.source.retries:
-                    if not number:
+                    if not number and copy is None:
                         raise
-                    raise self.source.failed(shard, str(error)) from error
+                    raise self.source.failed(shard, why) from error
                 pause = self.source.patience.pause * 2**number
-                logger.warning("%s; once more in %.0f s", error, pause)
+                logger.warning("%s; once more in %.0f s", why, pause)
                 time.sleep(pause)
 
     def _read(self, shard: ShardEntry, times: Sequence[int]) -> Iterator[tuple[int, TeacherSample]]:

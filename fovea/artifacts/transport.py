@@ -155,8 +155,22 @@ class ShardSource:
             ArtifactError: it could not be copied.
             OSError: it cannot be opened.
         """
-        copy = self._copy(shard) if self.cache is not None else None
+        copy = self._copy(shard)
         return open_location(self.location, shard.name, self.patience.timeout) if copy is None else copy.open("rb")
+
+    def forget_damaged(self, shard: ShardEntry) -> Path | None:
+        """Deletes the local copy if it is not what was copied, and says where it was; else None."""
+        path = self._place(shard)
+        try:
+            if path is None or not path.is_file():
+                return None
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256:
+                    return None
+            path.unlink(missing_ok=True)
+        except OSError:  # whatever ails the folder, the copy is not what can be mended
+            return None
+        return path
 
     def failed(self, shard: ShardEntry, why: str) -> ArtifactError:
         """The error that says so, after the last attempt."""
@@ -173,10 +187,14 @@ class ShardSource:
             f"{remedy}"
         )
 
+    def _place(self, shard: ShardEntry) -> Path | None:
+        return None if self.cache is None else self.cache / f"{shard.sha256[:16]}-{shard.name}"
+
     def _copy(self, shard: ShardEntry) -> Path | None:
         """The local copy, made now if there is none; None if none can be kept."""
-        assert self.cache is not None
-        path = self.cache / f"{shard.sha256[:16]}-{shard.name}"
+        path = self._place(shard)
+        if path is None:
+            return None
         try:
             if _whole(path, shard):
                 return path

@@ -20,6 +20,17 @@ from tests.drafters.test_damage import damaged
 REMEDY = "copy it again, resume an earlier run, or start from its exported drafter with init_from"
 
 
+def fit_loop() -> dict[str, Any]:
+    """As Lightning keeps it."""
+    counters = {"ready": 4, "started": 4, "processed": 4, "completed": 3}
+    progress = {"total": counters, "current": counters}
+    return {
+        "state_dict": {"combined_loader": [{"epoch": 1, "taken": 8, "length": 20}]},
+        "epoch_progress": progress,
+        "epoch_loop.batch_progress": progress | {"is_last_batch": False},
+    }
+
+
 def content() -> dict[str, Any]:
     """Of the form that a training leaves."""
     draw = torch.Generator().manual_seed(0)
@@ -29,7 +40,7 @@ def content() -> dict[str, Any]:
         "state_dict": weights,
         "optimizer_states": [{"state": moments, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}],
         "lr_schedulers": [{"last_epoch": 4}],
-        "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"current": {"processed": 1}}}},
+        "loops": {"fit_loop": fit_loop()},
         "callbacks": {"DrafterCheckpoint": {"best_score": 0.5}},
         "global_step": 4,
         "micro_batch": 8,
@@ -109,3 +120,26 @@ def _saved(value: Any) -> bytes:
 
 def test_a_whole_one_is_taken(path):
     assert refused(path) is None
+
+
+@pytest.mark.parametrize(
+    "loops",
+    [
+        {},
+        {"fit_loop": {}},
+        {"validate_loop": fit_loop()},
+        *({"fit_loop": {key: part for key, part in fit_loop().items() if key != lacking}} for lacking in fit_loop()),
+        {"fit_loop": fit_loop() | {"state_dict": {"combined_loader": [3]}}},
+        {"fit_loop": fit_loop() | {"state_dict": {"combined_loader": {}}}},
+        {"fit_loop": fit_loop() | {"epoch_progress": {"total": {}, "current": {}}}},
+        {"fit_loop": fit_loop() | {"epoch_progress": {"total": fit_loop()["epoch_progress"]["total"], "current": []}}},
+        {"fit_loop": fit_loop() | {"epoch_loop.batch_progress": 3}},
+    ],
+)
+def test_loops_that_do_not_say_how_far_a_training_came(tmp_path, loops):
+    torch.save(content() | {"loops": loops}, tmp_path / "last.ckpt")
+    said = refused(tmp_path / "last.ckpt")
+    assert said is not None
+    assert "loops cannot be used" in said
+    torch.save(content(), tmp_path / "last.ckpt")
+    assert refused(tmp_path / "last.ckpt") is None

@@ -95,7 +95,11 @@ def test_each_sample_comes_once_and_ranks_take_equally_many_steps(
 ) -> None:
     """Of eleven samples each rank takes six, so one comes twice."""
     folder = request.getfixturevalue(shards)
-    words = [f"data.train='{door.format(folder=folder)}'", f"data.loader.num_workers={workers}"]
+    words = [
+        f"data.train='{door.format(folder=folder)}'",
+        f"data.loader.num_workers={workers}",
+        "data.loader.threads=0",
+    ]
     done = train(workplace, tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
     steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]

@@ -135,3 +135,24 @@ def test_each_row_is_drawn_from_its_own_nucleus() -> None:
     seen = {tuple(NucleusDraw(1.0, 0.95)(torch.empty(2, 0), scores).argmax(dim=-1).tolist()) for _ in range(200)}
     assert {first for first, _ in seen} == {7}
     assert len({second for _, second in seen}) > 150
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--temperature", "0"), "--temperature must be above 0"),
+        (("--top-p", "0"), "--top-p must be in"),
+        (("--top-p", "1.5"), "--top-p must be in"),
+        (("--batch-size", "0"), "--batch-size must be 1 or more"),
+    ],
+)
+def test_settings_that_cannot_draw_are_refused(command, capsys, options, said) -> None:
+    with pytest.raises(SystemExit):
+        command("p.jsonl", *options)
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_that_has_nothing_new_to_say_ends_the_call(writing, command, tmp_path) -> None:
+    with pytest.raises(SystemExit, match=r"error: the last 20 batches brought no new prompt behind the 2 in .*--count"):
+        command("p.jsonl", "--count", "3", "--batch-size", "5")
+    assert command("p.jsonl", "--count", "2", "--batch-size", "5").read_text().count("\n") == 2

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections import Counter
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -195,6 +196,40 @@ def test_a_cut_copy_is_made_again(server, folder, tmp_path):
     copy.write_bytes(copy.read_bytes()[:-10])
     assert keys(stream(server.url, cache=tmp_path / "cache")) == KEYS
     assert sum(server.asked[name] for name in names(folder)) == len(names(folder)) + 1
+
+
+@pytest.mark.parametrize("place", ["a sample's bytes", "the tar's header"])
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_damaged_copy_is_made_again(server, folder, tmp_path, caplog, place, retries):
+    cache = tmp_path / "cache"
+    assert keys(stream(server.url, cache=cache)) == KEYS
+    shard = Manifest.read(folder).shards[1]
+    (copy,) = cache.rglob(f"*-{shard.name}")
+    data = bytearray(copy.read_bytes())
+    offset, size = shard.samples[0].data
+    data[offset + size // 2 if place == "a sample's bytes" else 148] ^= 4
+    copy.write_bytes(data)
+    if not retries:
+        with pytest.raises(
+            ArtifactError, match=f"could not be read in one attempt .*{copy.name} was damaged and is del"
+        ):
+            keys(stream(server.url, cache=cache, patience=Patience(0, 5, 0.01)))
+    assert keys(stream(server.url, cache=cache)) == KEYS
+    assert server.asked[shard.name] == 2
+    assert copy.read_bytes() == (folder / shard.name).read_bytes()
+    assert retries == 0 or f"the copy {copy} was damaged and is deleted" in caplog.text
+
+
+def test_a_copy_of_what_the_source_has_is_kept(server, folder, tmp_path):
+    """The manifest itself is wrong: fetching the shard again would change nothing."""
+    manifest = Manifest.read(folder)
+    first, shard = manifest.shards[:2]
+    wrong = replace(shard.samples[0], xxh3="0" * 16)
+    shards = (first, replace(shard, samples=(wrong, *shard.samples[1:])), *manifest.shards[2:])
+    replace(manifest, shards=shards).write(folder)
+    with pytest.raises(ArtifactError, match=f"'{shard.samples[0].key}' is damaged"):
+        keys(stream(server.url, cache=tmp_path / "cache"))
+    assert server.asked[shard.name] == 1
 
 
 class TestWhereCopiesCannotBeKept:
