@@ -212,6 +212,7 @@ def test_the_command(folders, capsys):
     assert told[7].startswith(
         "nothing was kept apart from mmt_bench, seed_bench_2, ocrbench_v2, scienceqa, textvqa, mme, ocrbench, mmbench, "
     )
+    assert told[8].endswith(f"(benchmark=<name> benchmark.exclude={folders / 'one'})")
     splits = ("train", "evaluation-mathvista", "evaluation-chartqa")
     files = {f"{folder}{split}.jsonl" for split in splits for folder in ("", "manifests/")}
     assert set(first) == files | {"dropped.jsonl", "perceptual.jsonl"}
