@@ -45,7 +45,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     loggers = tracking.loggers(cfg)
     tracking.log_settings(loggers, cfg)
     L.seed_everything(cfg.seed, workers=True)
-    evaluation = assemble.make_evaluation(job, target)
+    evaluation = assemble.make_evaluation(job, target, checkpoint)
     drafter = assemble.judged_drafter(job, target, checkpoint, typed.below("drafter"))
     return assemble.conclude(job, evaluation, drafter, job.device, loggers)
 

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from callbacks.origin import lineage, origin
+from callbacks.origin import TRAINED_ON, lineage, origin
 from callbacks.progress import continue_epoch, loader_states, settle
 from fovea.drafters.checkpoint import save_drafter
 from fovea.drafters.whole import exact_state
@@ -20,7 +20,7 @@ from fovea.files import room_for
 from fovea.training.module import DivergedError
 
 #: What of a run's origin goes along with its drafter.
-_TOLD = ("commit", "dirty", "command", "started", "versions", "fingerprints")
+_TOLD = ("commit", "dirty", "command", "started", "versions", "fingerprints", TRAINED_ON)
 
 
 class DrafterCheckpoint(Checkpoint):

@@ -9,8 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 import yaml
 
+from datamodules.trained_on import place_of
+
 #: Files of a run that say it.
 PROVENANCE, CONFIG = "provenance.json", "config.yaml"
+#: Where its conversations, or artifacts of them, lie.
+TRAINED_ON = "trained_on"
 
 
 @runtime_checkable
@@ -26,19 +30,25 @@ def origin(run: Path, trainer: L.Trainer) -> dict[str, Any]:
     """What :func:`lineage` gives, and the resolved configuration."""
     record = lineage(run, trainer)
     if (run / CONFIG).is_file():
-        record["config"] = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        record["config"] = _config(run)
     return record
 
 
 def lineage(run: Path, trainer: L.Trainer) -> dict[str, Any]:
-    """Commit, versions and command line, and fingerprints of target and data; plain types.
+    """Commit, versions and command line, fingerprints of target and data, and where the data lie; plain types.
 
     What the folder ``run`` or the data do not say is missing.
     """
     record: dict[str, Any] = {}
     if (run / PROVENANCE).is_file():
         record |= json.loads((run / PROVENANCE).read_text(encoding="utf-8"))
+    if (run / CONFIG).is_file() and (place := place_of(_config(run).get("data", {}).get("train"))) is not None:
+        record[TRAINED_ON] = place
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(data, Fingerprinted):
         record["fingerprints"] = {**record.get("fingerprints", {}), **data.fingerprints()}
     return record
+
+
+def _config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from datamodules.benchmarks.entry import Benchmark, Layout, Record, choices, first
+from datamodules.benchmarks.entry import Benchmark, Layout, Record, first
 from datamodules.benchmarks.files import json_lines, json_list, json_table, mme, science_qa
+from datamodules.benchmarks.options import choices
 
 _LETTER = "Answer with the option's letter from the given choices directly."
 _SHORT = "Answer the question using a single word or phrase."
@@ -46,7 +47,7 @@ _SEED_2 = (
     "In-Context Captioning",
     "Interleaved Image-Text Analysis",
 )
-_SEED_OPTIONS = choices(None, "choice_a", "choice_b", "choice_c", "choice_d")
+_SEED_OPTIONS = choices("choice_a", "choice_b", "choice_c", "choice_d")
 #: Kinds of SEED-Bench-2 whose pictures are all shown; of the others they are frames of videos, or options.
 _SEED_2_KINDS = ("Single Image", "Multiple Images", "Interleaved Image")
 
@@ -122,7 +123,7 @@ BENCHMARKS = {
         question="question",
         stored=("decoded_image", "image"),
         pictures="image",
-        options=choices("choices"),
+        options=choices(listed="choices", free="free_form"),
         answer="answer",
         category=lambda record: (record.get("metadata") or record)["task"],
         prompt="query",
@@ -157,7 +158,7 @@ BENCHMARKS = {
         context=lambda record: f"Context: {record['hint']}" if record["hint"] else None,
         question="question",
         pictures="image",
-        options=choices("choices"),
+        options=choices(listed="choices"),
         answer=lambda record: record["choices"][record["answer"]] if "choices" in record else record["answer"],
         category=first("subject", "category"),
         asks=_LETTER,
@@ -205,7 +206,7 @@ BENCHMARKS = {
         key="index",
         context="hint",
         question="question",
-        options=choices(),
+        options=choices(letters="ABCD"),
         answer="answer",
         category=first("l2-category", "L2-category", "category"),
         asks=_LETTER,
@@ -227,7 +228,7 @@ BENCHMARKS = {
         key=first("id", "index"),
         question="question",
         stored=("image", *(f"image_{number}" for number in range(1, 8))),
-        options=choices("options"),
+        options=choices(listed="options", free="open"),
         answer="answer",
         category=lambda record: "_".join(record["id"].split("_")[1:-1]) if "id" in record else record["category"],
         marks=re.compile(r"<image (\d)>"),

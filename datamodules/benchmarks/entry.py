@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datamodules.benchmarks.options import text_of
 from datamodules.conversation_source import SourceError
 from fovea.targets.conversation import StoredImage
 
@@ -54,7 +54,7 @@ class Benchmark:
         key: the authors' identifier; the record's number if None.
         shared: whether several questions have one identifier; they are told apart by their number then.
         context: what stands before the question.
-        options: texts to choose from.
+        options: texts to choose from; see :func:`~datamodules.benchmarks.options.choices`.
         answer: the right answer.
         category: what the authors report apart.
         keep: which records are prompts at all, such as those without a video.
@@ -74,7 +74,7 @@ class Benchmark:
     key: Getter | None = None
     shared: bool = False
     context: Getter | None = None
-    options: Getter | None = None
+    options: Callable[[Record], Sequence[str]] | None = None
     answer: Getter | None = None
     category: Getter | None = None
     keep: Callable[[Record], bool] = field(default=lambda record: True)
@@ -90,14 +90,15 @@ class Benchmark:
         None leaves it out.
 
         Raises:
-            ValueError: there is no question.
+            KeyError: a field is missing.
+            ValueError: there is no question, or an option of it is missing.
         """
         if instruction == PUBLISHED and self.prompt is not None:
             return _asked(get(record, self.prompt)).strip()
         question = _asked(get(record, self.question))
         if self.asks:
             question = question.replace(self.asks, "")
-        choices = list(present(get(record, self.options))) if options and self.options is not None else []
+        choices = self.options(record) if options and self.options is not None else []
         lines = [
             *present([get(record, self.context)] if self.context is not None else []),
             question.strip(),
@@ -182,26 +183,9 @@ def first(*names: str) -> Callable[[Record], Any]:
     return found
 
 
-def choices(name: str | None = None, *fields: str) -> Callable[[Record], list[Any]]:
-    """The options of a record: a list in the field ``name``, which tables write as a text, or ``fields`` with one each.
-
-    Without either the fields are ``A``, ``B`` and so on.
-    """
-
-    def found(record: Record) -> list[Any]:
-        if name is not None and name in record:
-            listed = record[name]
-            return list(ast.literal_eval(listed) if isinstance(listed, str) else listed or ())
-        return [record[field] for field in (*fields, *"ABCDEFGHI") if field in record]
-
-    return found
-
-
-def present(values: Any) -> Iterator[str]:
-    """Texts among ``values``; tables write "nan" for none."""
-    for value in values or ():
-        if value is not None and (text := str(value).strip()) and text != "nan":
-            yield text
+def present(values: Iterable[Any]) -> Iterator[str]:
+    """Texts among ``values``."""
+    return (text for value in values if (text := text_of(value)))
 
 
 def refuse(where: str, title: str, record: Record, error: Exception) -> SourceError:

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write(mixture, given.out)
     except (ValueError, OSError) as error:
         parser.exit(1, f"{error}\n")
-    for line in _told(mixture, [name for name in (*TRAINED, *ONLY_EVALUATED) if name not in benchmarks]):
+    for line in _told(mixture, given.out, [name for name in (*TRAINED, *ONLY_EVALUATED) if name not in benchmarks]):
         print(line)
 
 
@@ -70,7 +70,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _told(mixture: Mixture, missing: Sequence[str]) -> list[str]:
+def _told(mixture: Mixture, out: Path, missing: Sequence[str]) -> list[str]:
     """What was read, kept and refused, and what nobody looked for."""
     alike = len({(record["key"], record["image"]) for record in mixture.look_alikes})
     lines = [str(part) for part in (*mixture.train, *mixture.evaluation)]
@@ -84,6 +84,10 @@ def _told(mixture: Mixture, missing: Sequence[str]) -> list[str]:
         lines.append("of OCRBench v2, as in DREAM's code: OCRBench's 1,000 items cannot give 1,000 and others besides")
     if missing:
         lines.append(f"nothing was kept apart from {', '.join(missing)}, which are not given")
+    lines.append(
+        f"measure on {out}/evaluation-<name>.jsonl (benchmark=jsonl benchmark.path=...), or without what is trained on "
+        f"(benchmark=<name> benchmark.exclude={out})"
+    )
     return lines
 
 

@@ -15,6 +15,9 @@ from datamodules.mixture.recipe import Mixture
 from fovea.targets.conversation import Conversation, StoredImage
 from fovea.targets.images import image_bytes
 
+#: Folder of the manifests in that of a mixture.
+MANIFESTS = "manifests"
+
 
 def write(mixture: Mixture, folder: Path) -> None:
     """Writes a file of conversations and a manifest per split, and the pictures that lie in tables.
@@ -25,12 +28,12 @@ def write(mixture: Mixture, folder: Path) -> None:
     ``split``. ``dropped.jsonl`` says what was left out of which split and why, ``perceptual.jsonl`` which pictures to
     train look like one to evaluate, and in how many bits of 64 their perceptual hashes differ; those stay.
     """
-    (folder / "manifests").mkdir(parents=True, exist_ok=True)
+    (folder / MANIFESTS).mkdir(parents=True, exist_ok=True)
     for split, items in mixture.splits.items():
         _lines(folder / f"{split}.jsonl", (_record(item, folder) for item in items))
         prints = ([mixture.prints(image) for image in item.images] for item in items)
         entries = (_entry(item, known, split) for item, known in zip(items, prints, strict=True))
-        _lines(folder / "manifests" / f"{split}.jsonl", entries)
+        _lines(folder / MANIFESTS / f"{split}.jsonl", entries)
     _lines(folder / "dropped.jsonl", map(asdict, mixture.refused))
     _lines(folder / "perceptual.jsonl", mixture.look_alikes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,20 @@ OFFICIAL: dict[str, tuple[Splits, Splits]] = dict.fromkeys(("scienceqa", "chartq
 TRAINED = (*SPLIT_HERE, *OFFICIAL)
 #: Read in a layout of its own.
 MMSPEC = "mmspec"
-#: Benchmarks that are only evaluated; TextVQA's split has another name on the hub.
-ONLY_EVALUATED: dict[str, Splits] = {"textvqa": (("val",), ("validation",)), "mme": (("test",),), MMSPEC: ()}
+#: Benchmarks that are only evaluated, by the splits that are; some have another name on the hub.
+ONLY_EVALUATED: dict[str, Splits] = {
+    "textvqa": (("val",), ("validation",)),
+    "mme": (("test",),),
+    "ocrbench": (("test",),),
+    "mmbench": (("dev",),),
+    "seed_bench": (("test",),),
+    "vqav2": (("test-dev2015",), ("testdev",)),
+    "mmmu": (("validation",),),
+    "llava_bench": (("train",),),  # the hub calls it so; nobody trains on it
+    MMSPEC: (),
+}
+#: Folders or configurations of a benchmark that has several.
+SUBSETS = {"mmmu": ("Art", "Biology", "Chemistry", "Economics", "Math", "Physics")}
 #: The split that is trained on; that of a benchmark to evaluate on is :func:`evaluation_split`.
 TRAIN = "train"
 
@@ -96,11 +109,6 @@ def check_names(names: Iterable[str]) -> None:
     """
     known = sorted([*TRAINED, *ONLY_EVALUATED])
     for name in names:
-        if name == "ocrbench":
-            raise SourceError(
-                "'ocrbench' has no place in the mixture: its 1,000 items cannot give 1,000 to train and others to "
-                "evaluate, so OCRBench v2 is drawn from, as in DREAM's code; give ocrbench_v2"
-            )
         if name not in known:
             raise SourceError(f"'{name}' has no place in the mixture; choose from: {', '.join(known)}")
 
@@ -201,10 +209,11 @@ def _read(name: str, folder: str, alternatives: Splits) -> list[Conversation]:
     Raises:
         SourceError, FileNotFoundError: of the first, if none is.
     """
+    subsets = () if Path(folder).is_file() else SUBSETS.get(name, ())  # a table in one file has all of them
     failed: Exception | None = None
     for splits in alternatives:
         try:
-            sources = [_Benchmark(name, folder, split, options=False, categories=False) for split in splits]
+            sources = [_Benchmark(name, folder, split, subsets, options=False, categories=False) for split in splits]
             return [item for source in sources for item in source]
         except (SourceError, FileNotFoundError) as error:
             failed = failed or error

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from callbacks.checkpoint_files import CheckpointFiles
 from callbacks.origin import Fingerprinted
 from datamodules.conversation_source import ConversationSource
+from datamodules.trained_on import tell_of_trained
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision, warn_of_emulation
 from fovea.app.provenance import note_drafter, note_fingerprints
@@ -33,6 +34,7 @@ from fovea.drafters.training_free import CONFIGS, TrainingFree
 from fovea.evaluation.drafter_evaluation import DrafterEvaluation
 from fovea.evaluation.history import EVALUATIONS, FINAL
 from fovea.evaluation.page.build import PAGE, page_over
+from fovea.evaluation.prompts import balanced
 from fovea.evaluation.report import print_table, write_report
 from fovea.evaluation.results import LosslessnessError
 from fovea.evaluation.unfinished import discard_answers
@@ -106,8 +108,10 @@ def _loader(job: Job, target: Path, *, to_device: bool) -> Callable[[], HFTarget
     return targets.loader(target, dtype, job.device, to_device=to_device)
 
 
-def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
+def make_evaluation(job: Job, target: Path, checkpoint: Path | None = None) -> DrafterEvaluation:
     """The speed evaluation on the benchmark; the target is loaded when it is first needed.
+
+    Warns of prompts that the exported drafter at ``checkpoint`` was trained on; None: the one that the job trains.
 
     Raises:
         SelectionError: tokens cannot be selected as the settings ask.
@@ -116,7 +120,9 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
     fingerprint = weights_fingerprint(target)
     note_fingerprints(job.folder, target=fingerprint)
     prompts = sources.prompts(job.cfg) if job.prompts is None else job.prompts
-    records = {"benchmark_records": prompts.counts()} if isinstance(prompts, ConversationSource) else {}
+    records: dict[str, Any] = {"benchmark_records": prompts.counts()} if isinstance(prompts, ConversationSource) else {}
+    if seen := _trained_on(job, prompts, checkpoint):
+        records["benchmark_trained_on"] = seen
     return DrafterEvaluation(
         _loader(job, target, to_device=False),
         prompts,
@@ -128,6 +134,14 @@ def make_evaluation(job: Job, target: Path) -> DrafterEvaluation:
         budget=job.settings.budget,
         progress=job.cfg.trainer.enable_progress_bar,
     )
+
+
+def _trained_on(job: Job, prompts: Sequence[Conversation], checkpoint: Path | None) -> int:
+    """How many of the prompts that are asked were trained on, as far as is known."""
+    place = sources.trained_on(job.cfg, checkpoint)
+    if place is None:
+        return 0
+    return tell_of_trained(balanced(prompts, job.settings.speed.prompts), place, job.cfg.benchmark.name)
 
 
 def note_data(job: Job, datamodule: L.LightningDataModule) -> None:

@@ -11,10 +11,13 @@ from hydra.utils import get_class, instantiate
 from lightning import LightningDataModule
 from omegaconf import DictConfig, OmegaConf
 
+from callbacks.origin import TRAINED_ON
 from datamodules.conversation_source import ConversationSource
 from datamodules.online import OnlineDataModule
+from datamodules.trained_on import TrainedOn, Unseen, place_of
 from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
+from fovea.drafters.checkpoint import read_record
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
@@ -84,8 +87,26 @@ def _texts(cfg: DictConfig, settings: Settings) -> dict[str, Any]:
 
 
 def prompts(cfg: DictConfig) -> Sequence[Conversation]:
-    """The conversations of the benchmark."""
-    return source(cfg, "benchmark.conversations")
+    """The conversations of the benchmark, without those that ``benchmark.exclude`` was trained on.
+
+    Raises:
+        SettingError, FileNotFoundError: as :func:`source`.
+        SourceError, ArtifactError: there is no manifest of a training where ``benchmark.exclude`` says.
+    """
+    asked = source(cfg, "benchmark.conversations")
+    exclude = cfg.benchmark.get("exclude")
+    return asked if exclude is None else Unseen(asked, TrainedOn(Path(exclude).expanduser()))
+
+
+def trained_on(cfg: DictConfig, drafter: Path | None) -> str | None:
+    """Where the data lie that the exported ``drafter`` was trained on, or is being trained on; None if nobody says."""
+    if drafter is not None:
+        record = read_record(drafter if drafter.is_dir() else drafter.parent)
+        if (place := record.get("origin", {}).get(TRAINED_ON)) is not None:
+            return place
+    elif cfg.task != "train":
+        return None
+    return place_of(OmegaConf.select(cfg, "data.train"))
 
 
 def source(cfg: DictConfig, where: str) -> Any:

@@ -151,6 +151,30 @@ def test_an_exported_drafter_needs_no_run_folder(trained, workplace, tmp_path):
     assert report["settings"]["tree"]["nodes"] == 40
 
 
+def test_prompts_that_were_trained_on_are_told_of_or_left_out(trained, workplace, tmp_path):
+    """The exported drafter alone says where its data lie: ``data.path`` is not typed."""
+    folder, overrides = workplace
+    drafter = shutil.copytree(trained / "drafter", tmp_path / "drafter")
+    (folder / "manifests").mkdir()
+    lines = [json.dumps({"key": f"k.{number}", "ids": [f"k.{number}"], "images": []}) for number in range(10)]
+    (folder / "manifests/conversations.jsonl").write_text("\n".join(lines))
+    typed = [f"ckpt={drafter}", *(override for override in overrides if not override.startswith("data.path"))]
+    try:
+        done = run("evaluate.py", folder, *typed, "name=seen")
+        exclude = f"benchmark.exclude={folder / 'conversations.jsonl'}"
+        again = run("evaluate.py", folder, *typed, "name=unseen", exclude)
+    finally:
+        shutil.rmtree(folder / "manifests")
+    assert (done.returncode, again.returncode) == (0, 0), done.stderr + again.stderr
+    assert "2 of the 2 prompts of heldout, the first 'k.0', or their pictures were trained on" in done.stderr
+    assert exclude in done.stderr
+    reports = [only(folder, f"outputs/*/*-{name}") / "report.json" for name in ("seen", "unseen")]
+    seen, unseen = (json.loads(path.read_text())["settings"] for path in reports)
+    assert seen["benchmark_trained_on"] == 2
+    assert "benchmark_trained_on" not in unseen
+    assert unseen["benchmark_records"] == {"read": 12, "kept": 2, "trained on": 10}
+
+
 def test_methods_side_by_side(trained, workplace):
     """A trained one from a folder of checkpoints, the others without; every report names its method."""
     folder, overrides = workplace

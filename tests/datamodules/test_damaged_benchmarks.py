@@ -72,7 +72,8 @@ def test_identifiers_that_come_twice(tmp_path):
 
 
 def test_subsets_may_have_the_same_identifiers(tmp_path):
-    record = {"index": 1, "question": "Which?", "hint": "", "A": "x", "answer": "A", "category": "ocr", "image": 7}
+    record = {"index": 1, "question": "Which?", "hint": "", "answer": "A", "category": "ocr", "image": 7}
+    record |= dict(zip("ABCD", "xyzw", strict=True))
     for subset in ("en", "cn"):
         put_parquet(tmp_path / subset / "dev-00000-of-00001.parquet", [record], "image")
     assert [i.key for i in read("mmbench", tmp_path, "subsets=[en,cn]")] == ["mmbench/1", "mmbench/cn/1"]

@@ -210,8 +210,9 @@ def test_the_command(folders, capsys):
     assert told[5].startswith("14 to train; each refusal is in dropped.jsonl")
     assert told[6].startswith("0 pictures to train look like one to evaluate")
     assert told[7].startswith(
-        "nothing was kept apart from mmt_bench, seed_bench_2, ocrbench_v2, scienceqa, textvqa, mme"
+        "nothing was kept apart from mmt_bench, seed_bench_2, ocrbench_v2, scienceqa, textvqa, mme, ocrbench, mmbench, "
     )
+    assert told[8].endswith(f"(benchmark=<name> benchmark.exclude={folders / 'one'})")
     splits = ("train", "evaluation-mathvista", "evaluation-chartqa")
     files = {f"{folder}{split}.jsonl" for split in splits for folder in ("", "manifests/")}
     assert set(first) == files | {"dropped.jsonl", "perceptual.jsonl"}
@@ -231,8 +232,8 @@ def test_the_command(folders, capsys):
     ("typed", "message"),
     [
         (["--benchmark", "chartqa"], "write <name>=<folder>"),
-        (["--benchmark", "mmmu=x"], "'mmmu' has no place in the mixture; choose from: chartqa, mathvista, mme, mmspec"),
-        (["--benchmark", "ocrbench=x"], "'ocrbench' has no place in the mixture: its 1,000 items cannot give 1,000"),
+        (["--benchmark", "pope=x"], "'pope' has no place in the mixture; choose from: chartqa, llava_bench, mathvista"),
+        (["--benchmark", "ocrbench=x"], "the mixture lacks mmt_bench, seed_bench_2, mathvista, ocrbench_v2, scienceqa"),
         (["--partial", "--benchmark", "mathvista=nowhere"], "no MathVista there"),
         (["--benchmark", "mme=a", "--benchmark", "mme=b"], "--benchmark mme is given twice"),
         (
