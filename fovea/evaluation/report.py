@@ -221,8 +221,10 @@ def _headline(record: dict[str, Any]) -> str:
     settings, pooled = record["settings"], record["figures"][ALL]
     if pooled["tau"] is None:
         return "No answer was long enough for a draft-verify round."
+    wrong = pooled["unexplained"]
+    warning = f"**Warning: {wrong} of {pooled['samples']} answers differ without an explanation.** " if wrong else ""
     return (
-        f"The drafter commits **{pooled['tau']:.2f} tokens per round** (tau) and decodes "
+        f"{warning}The drafter commits **{pooled['tau']:.2f} tokens per round** (tau) and decodes "
         f"**{pooled['decode_speedup']:.2f} times** as fast as the target alone, **{pooled['speedup']:.2f} times** with "
         f"image and prompt processing, over {pooled['samples']} answers of at most {settings['max_new_tokens']} tokens "
         f"({settings['dtype']}, {settings['device']}, batch 1, {_rule(settings)})."

@@ -78,6 +78,10 @@ MEASURES = (
         "accepted_drafts_per_round",
     ),
     Measure("speedup", "{:.2f}x", _figure("speedup"), DEFINITIONS["speedup"], "speedup"),
+    # A speedup is worth what its answers are: whether they are the target's own stands beside it.
+    Measure("exact", "{:d}", _figure("exact"), DEFINITIONS["exact"]),
+    Measure("tie-explained", "{:d}", _figure("ties"), DEFINITIONS["ties"]),
+    Measure("unexplained", "{:d}", _figure("unexplained"), DEFINITIONS["unexplained"]),
     Measure(
         "mean of speedups",
         "{:.2f}x",
@@ -102,12 +106,6 @@ MEASURES = (
     Measure("draft share", "{:.0%}", _draft_share, "share of a round's time that the proposer takes"),
     Measure("drafts per round", "{:.1f}", _figure("drafts_per_round"), DEFINITIONS["drafts_per_round"]),
     Measure("memory", "{:.2f}x", _figure("peak_memory_ratio"), DEFINITIONS["peak_memory_ratio"]),
-    Measure(
-        "exact matches",
-        "{:.1%}",
-        _figure("exact_matches"),
-        "answers equal to the autoregressive ones, token for token, of all answers",
-    ),
 )
 
 INTERVALS = "Small figures: " + DEFINITIONS["intervals"] + "."
@@ -116,6 +114,24 @@ INTERVALS = "Small figures: " + DEFINITIONS["intervals"] + "."
 def measures_of(entries: Sequence[Entry]) -> list[Measure]:
     """The columns that have a value for one of ``entries``."""
     return [measure for measure in MEASURES if any(measure.value(entry) is not None for entry in entries)]
+
+
+def warnings(entries: Sequence[Entry]) -> list[str]:
+    """Sentences about measurements whose figures are not to be trusted: answers that are not the target's own and
+    nothing explains it, and jobs that did not end well."""
+    out = []
+    for entry in entries:
+        wrong, answers = entry.pooled["unexplained"], entry.pooled["samples"]
+        if wrong:
+            first = next(p.comparison for p in entry.result.prompts if p.comparison.outcome == "unexplained")
+            differ = "differs" if wrong == 1 else "differ"
+            out.append(
+                f"{entry.label} is not lossless here: {wrong:,} of {answers:,} answers {differ} from the target's own and "
+                f"nothing explains it, first {first}. Its speedup counts for nothing."
+            )
+        elif entry.ended:
+            out.append(f"{entry.label}: the job has {entry.ended}. What is shown was measured before.")
+    return out
 
 
 def conditions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -150,13 +166,23 @@ def markdown(entries: Sequence[Entry]) -> str:
     words = [f"- **{measure.name}**: {measure.meaning}." for measure in measures]
     measured = [f"- {name}: {value}" for name, value in conditions(entries)]
     brackets = f"In brackets: {DEFINITIONS['intervals']}."
-    parts = [markdown_table(text_rows(entries)), "\n".join(words), brackets, "Measured on:", "\n".join(measured)]
-    return "\n\n".join(parts) + "\n"
+    warned = "\n".join(f"- **Warning**: {line}" for line in warnings(entries))
+    parts = [
+        warned,
+        markdown_table(text_rows(entries)),
+        "\n".join(words),
+        brackets,
+        "Measured on:",
+        "\n".join(measured),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def latex(entries: Sequence[Entry]) -> str:
     """The comparison as a ``tabular`` for ``booktabs``; intervals stand in a smaller size behind their values."""
-    return tabular(text_rows(entries), [f"{measure.name}: {measure.meaning}" for measure in measures_of(entries)])
+    comments = [f"Warning: {line}" for line in warnings(entries)]
+    comments += [f"{measure.name}: {measure.meaning}" for measure in measures_of(entries)]
+    return tabular(text_rows(entries), comments)
 
 
 def tabular(rows: Sequence[Sequence[str]], comments: Sequence[str]) -> str:

@@ -44,6 +44,7 @@ class Entry:
         provenance: commit, versions and command line; empty if they were not kept.
         training_s: seconds of the training steps of its drafter, where that was noted.
         place: of ``folder`` below what is shown, so that no page tells where that lies.
+        ended: that the job has failed, and why; empty otherwise. One under way looks as if it was interrupted.
     """
 
     label: str
@@ -55,6 +56,7 @@ class Entry:
     provenance: Mapping[str, Any]
     training_s: float | None = None
     place: Path = Path()
+    ended: str = ""
 
     @cached_property
     def figures(self) -> dict[str, dict[str, Any]]:
@@ -168,7 +170,8 @@ def _read(job: Path, evaluation: Path, shown: Path) -> Entry:
     provenance = _json(job / "provenance.json")
     place = Path(shown.resolve().name) / evaluation.relative_to(shown)
     known = next(filter(None, seconds), None)
-    entry = Entry("", job, evaluation, result, fields, config, provenance, known, place)
+    ended = (_failure(job) or "") if _json(job / _OUTCOME).get("status") == "failed" else ""
+    entry = Entry("", job, evaluation, result, fields, config, provenance, known, place, ended)
     _require_whole(entry)
     return entry
 

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -102,7 +103,8 @@ def test_the_comparison_shows_every_figure_with_its_definition(page, folder):
     low, high = best.pooled["intervals"]["tau"]
     assert own["tau"] == f"{best.pooled['tau']:.2f} [{low:.2f}\N{EN DASH}{high:.2f}]"
     assert own["draft share"] == "30%"
-    assert own["exact matches"] == "100.0%"
+    assert [own[name] for name in ("exact", "tie-explained", "unexplained")] == ["3", "0", "0"]
+    assert heading[heading.index("speedup") + 1] == "exact", "beside the speedup"
     assert own["parameters"] == "1.50M"
     assert dict(zip(heading, rows[1], strict=True))["parameters"] == "-"
     titles = [attributes.get("title") for tag, attributes in page.elements if tag == "th"]
@@ -214,6 +216,30 @@ def test_prompts_that_could_not_be_read_are_counted_and_named(tmp_path):
     print_table(SpeedResult.load(run / "evaluation" / "final"), console)
     printed = console.file.getvalue()
     assert "Prompts that could not be read, and are in no figure: 2. bad#1, <worse>" in printed
+
+
+def test_a_measurement_with_an_unexplained_answer_or_of_a_failed_job_is_warned_of(tmp_path):
+    job(tmp_path / "good", "pld", outcomes=("exact", "tie", "exact"))
+    job(tmp_path / "bad", better=2, outcomes=("exact", "unexplained", "tie"), ended="failed: 1 of 3 differ")
+    job(tmp_path / "full", "dream", better=1, ended="failed: no room")
+    job(tmp_path / "under_way", "msd", ended="interrupted")
+    (path, *_) = write_page(find_entries([tmp_path])[0], tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    head = unescape(text[text.index("<header>") : text.index("<nav")])
+    assert "fovea is not lossless here: 1 of 3 answers differs from the target's own and nothing explains it" in head
+    assert "first 'b': token 1 is 5 instead of 4, unexplained" in head
+    assert "dream: the job has failed: no room" in head
+    assert head.count('class="warn"') == 2, "a job that writes its own page is under way"
+    assert "fovea," not in head[head.index("lead") :], "what is not lossless is not the best"
+    assert "2 leave them at a near-tie" in head
+    assert "and 1 differs without an explanation" in head
+    heading, *rows = Page(text).tables[0]
+    (bad,) = (dict(zip(heading, row, strict=True)) for row in rows if row[0].strip() == "fovea")
+    assert [bad[name].strip() for name in ("exact", "tie-explained", "unexplained")] == ["1", "1", "1"]
+    assert "- **Warning**: fovea is not lossless here" in path.with_suffix(".md").read_text()
+    assert "% Warning: fovea is not lossless here" in path.with_suffix(".tex").read_text()
+    write_page(find_entries([tmp_path / "bad"])[0], tmp_path / "page.html")
+    assert "No measurement here is sound" in path.read_text(encoding="utf-8")
 
 
 def test_the_command_writes_the_report_of_a_single_run_too(folder, monkeypatch, capsys):
