@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.preset import at
 from fovea.evaluation.results import ALL, DEFINITIONS
 from fovea.evaluation.table import markdown_table
 
@@ -108,6 +109,8 @@ MEASURES = (
     Measure("memory", "{:.2f}x", _figure("peak_memory_ratio"), DEFINITIONS["peak_memory_ratio"]),
 )
 
+#: Of a hash, as many as tell checkpoints apart at a glance.
+_DIGITS = 12
 INTERVALS = "Small figures: " + DEFINITIONS["intervals"] + "."
 
 
@@ -126,8 +129,8 @@ def warnings(entries: Sequence[Entry]) -> list[str]:
             first = next(p.comparison for p in entry.result.prompts if p.comparison.outcome == "unexplained")
             differ = "differs" if wrong == 1 else "differ"
             out.append(
-                f"{entry.label} is not lossless here: {wrong:,} of {answers:,} answers {differ} from the target's own and "
-                f"nothing explains it, first {first}. Its speedup counts for nothing."
+                f"{entry.label} is not lossless here: {wrong:,} of {answers:,} answers {differ} from the target's own "
+                f"and nothing explains it, first {first}. Its speedup counts for nothing."
             )
         elif entry.ended:
             out.append(f"{entry.label}: the job has {entry.ended}. What is shown was measured before.")
@@ -136,8 +139,8 @@ def warnings(entries: Sequence[Entry]) -> list[str]:
 
 def conditions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """What the entries were measured on: name and value, or the values if they differ."""
-    out = []
-    for name in ("target", "benchmark", "device", "dtype", "cpu_threads", "max_new_tokens", "batch_size"):
+    out = [("target", ", ".join(dict.fromkeys(map(_target, entries))))]
+    for name in ("benchmark", "device", "dtype", "cpu_threads", "max_new_tokens", "batch_size"):
         values = dict.fromkeys(str(e.result.settings[name]) for e in entries if name in e.result.settings)
         if values:
             out.append((name.replace("_", " "), ", ".join(values)))
@@ -145,6 +148,18 @@ def conditions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     if commits:
         out.append(("commit", ", ".join(commits)))
     return out
+
+
+def _target(entry: Entry) -> str:
+    """The target's checkpoint: its name, and what else is known of it."""
+    settings = entry.result.settings
+    known = {
+        "": settings.get("target") if settings.get("target") != entry.target else None,
+        "revision ": str(settings.get("target_revision") or "")[:_DIGITS],
+        "weights ": str(settings.get("target_weights") or at(entry.provenance, "fingerprints.target") or "")[:_DIGITS],
+    }
+    more = ", ".join(f"{what}{value}" for what, value in known.items() if value)
+    return f"{entry.target} ({more})" if more else entry.target
 
 
 def text_rows(entries: Sequence[Entry]) -> list[list[str]]:
@@ -219,7 +234,7 @@ def comparison_rows(entries: Sequence[Entry]) -> list[list[Any]]:
     rows = [heading]
     for entry in entries:
         settings = entry.result.settings
-        row = [entry.label, entry.place.as_posix(), settings.get("target"), settings.get("device")]
+        row = [entry.label, entry.place.as_posix(), entry.target, settings.get("device")]
         row.append(entry.provenance.get("commit"))
         for measure in measures:
             row += [measure.value(entry), *((measure.bounds(entry) or ["", ""]) if measure.interval else [])]

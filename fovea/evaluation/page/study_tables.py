@@ -81,6 +81,7 @@ TIMES = (
         lambda e: e.pooled["peak_memory_ratio"],
         f"{DEFINITIONS['peak_memory_ratio']}; a CPU's allocator keeps no count",
     ),
+    Measure("extra GiB", "{:.3f}", lambda e: e.pooled["extra_peak_gib"], DEFINITIONS["extra_peak_gib"]),
 )
 _SPEED = tuple(
     one

@@ -185,7 +185,8 @@ def test_every_other_table_lies_in_a_folder_in_three_formats(page, folder):
     }
     best = next(entry for entry in find_entries([folder])[0] if entry.method == "fovea").pooled
     rows = {row["method"]: row for row in csv.DictReader((tables / "fovea_table1_llava-next-7b.csv").open())}
-    assert (rows["FOVEA"]["tau here"], rows["FOVEA"]["Avg"]) == (f"{best['tau']:.2f}", "1.68x / 3.96")
+    own = f"{best['speedup']:.2f}x / {best['tau']:.2f}"
+    assert (rows["FOVEA"]["here: a target"], rows["FOVEA"]["Avg"]) == (own, "1.68x / 3.96")
     times = next(csv.DictReader((tables / "times.csv").open()))
     assert float(times["prefill"]) == best["time_share"]["prefill"]
     assert float(times["prefill high"]) == best["intervals"]["prefill_share"][1]
@@ -193,8 +194,12 @@ def test_every_other_table_lies_in_a_folder_in_three_formats(page, folder):
     assert "# Retrieval controls" in markdown
     assert "- FOVEA, Table 7. Difference to FOVEA" in markdown
     latex = (tables / "fovea_table7.tex").read_text()
-    assert "$\\Delta$ tau here" in latex
-    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {6}
+    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {4}, (
+        "no control, none of ours"
+    )
+    latex = (tables / "fovea_table3.tex").read_text()
+    assert "draft ms here: a target &" in latex
+    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {8}
     assert "<code>page_tables/</code>" in (folder / "out" / "page.html").read_text()
     (tables / "study_of_another_page.csv").write_text("x")
     write_page(find_entries([folder / "pld"])[0], folder / "out" / "page.html")
@@ -240,6 +245,23 @@ def test_a_measurement_with_an_unexplained_answer_or_of_a_failed_job_is_warned_o
     assert "% Warning: fovea is not lossless here" in path.with_suffix(".tex").read_text()
     write_page(find_entries([tmp_path / "bad"])[0], tmp_path / "page.html")
     assert "No measurement here is sound" in path.read_text(encoding="utf-8")
+
+
+def test_the_page_names_the_checkpoint_it_was_measured_on(tmp_path):
+    known = {"target_name": "Qwen/Qwen2.5-VL-3B-Instruct", "target_revision": "66285546d2b8" + 28 * "0"}
+    job(tmp_path / "new", target="Qwen2_5_VLForConditionalGeneration", target_weights="ab" * 32, **known)
+    job(tmp_path / "old", "pld", config={"model": {"path": "/home/me/some-7b", "hub_id": "x/y", "name": "z"}})
+    (tmp_path / "old" / "provenance.json").write_text(json.dumps({"fingerprints": {"target": "cd" * 32}}))
+    entries, _ = find_entries([tmp_path])
+    name, words = comparison.conditions(entries)[0]
+    assert name == "target"
+    assert (
+        "Qwen/Qwen2.5-VL-3B-Instruct (Qwen2_5_VLForConditionalGeneration, revision 66285546d2b8, weights abababababab)"
+    ) in words
+    assert "some-7b (a target, weights cdcdcdcdcdcd)" in words, "a folder of before: by what its job has kept"
+    (path, *_) = write_page(entries, tmp_path / "page.html")
+    assert words in path.read_text(encoding="utf-8")
+    assert "/home/me" not in path.read_text(encoding="utf-8")
 
 
 def test_the_command_writes_the_report_of_a_single_run_too(folder, monkeypatch, capsys):
