@@ -129,7 +129,12 @@ def make_evaluation(job: Job, target: Path, checkpoint: Path | None = None) -> D
         job.settings.tree,
         job.settings.speed,
         selection=selection,
-        settings={"benchmark": job.cfg.benchmark.name} | records,
+        settings={
+            "benchmark": job.cfg.benchmark.name,
+            **targets.name_target(job.cfg.model, target),
+            "target_weights": fingerprint,
+            **records,
+        },
         identity={"target_weights": fingerprint},
         budget=job.settings.budget,
         progress=job.cfg.trainer.enable_progress_bar,

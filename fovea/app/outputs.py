@@ -150,6 +150,8 @@ def print_audit(found: Audit, folder: Path) -> None:
     console = Console()
     console.print(f"{found.second} beside {found.first}", markup=False, soft_wrap=True)
     console.print(plain_table(found.rows(), ""))
+    for hint in found.hints:
+        console.print(hint, markup=False)
     lines: Sequence[str] = found.lines()
     for line in lines[:_MOST_LINES]:
         console.print(line, markup=False)

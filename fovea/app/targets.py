@@ -45,6 +45,18 @@ def find_target(cfg: DictConfig, recipe: Any) -> Path:
     return resolve_checkpoint(model.path, model.hub_id, model.revision, download=model.download)
 
 
+def name_target(model: DictConfig, checkpoint: Path) -> dict[str, str]:
+    """What results call the target in the folder ``checkpoint``: its name, and its revision where that is known.
+
+    The name is that of its hub repository, of a recipe's target, or of its folder; no more of the path is told.
+    """
+    folder = checkpoint.resolve()
+    if folder.parent.name == "snapshots":  # of the hub's cache: models--<owner>--<name>/snapshots/<commit>
+        repository = folder.parents[1].name.removeprefix("models--").replace("--", "/")
+        return {"target_name": repository, "target_revision": folder.name}
+    return {"target_name": model.name if model.path is None else folder.name}
+
+
 def loader(checkpoint: Path, dtype: str, device: torch.device, *, to_device: bool) -> Callable[[], HFTarget]:
     """Loads the target in the format that ``dtype`` stands for on ``device``; it stays in host memory unless
     ``to_device``."""

@@ -64,6 +64,7 @@ class Audit:
         first, second: their names; the first is the reference.
         missing: keys that only the first has.
         extra: keys that only the second has.
+        hints: what may explain differences that are counted as unexplained.
     """
 
     first: str
@@ -71,6 +72,7 @@ class Audit:
     verdicts: list[Verdict]
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """Answers per outcome."""
@@ -123,6 +125,7 @@ class Audit:
             markdown_table(self.rows()),
             "\n".join(f"- **{name}**: {meaning}." for name, meaning in MEANINGS.items()),
             "A sample counts as the worst of its turns.",
+            "\n".join(f"- {hint}." for hint in self.hints),
             "\n".join(f"- {line}" for line in self.lines()),
         ]
         write_text(folder / f"{AUDIT}.md", "\n\n".join(p for p in parts if p) + "\n")
@@ -193,12 +196,27 @@ def audit(
             if behind:
                 verdict = Verdict(key, verdict.outcome, verdict.position, f"{verdict.detail}; an earlier turn differs")
         verdicts.append(verdict)
+    unexplained = any(verdict.outcome == "unexplained" for verdict in verdicts)
+    likely = [_likely_cap(own) for own, cap in zip((first, second), caps, strict=True) if cap is None and unexplained]
     return Audit(
         first.name,
         second.name,
         verdicts,
         [key for key in first.answers if key not in second.answers],
         [key for key in second.answers if key not in first.answers],
+        list(filter(None, likely)),
+    )
+
+
+def _likely_cap(own: AnswerSet) -> str:
+    """A sentence about several answers that all have the most tokens, and do not say how they ended; empty without."""
+    counts = [one.count for one in own.answers.values() if one.count is not None and not one.finish]
+    longest = max(counts, default=0)
+    if not longest or (several := counts.count(longest)) < 2:
+        return ""
+    return (
+        f"{several} answers of {own.name} have exactly {longest} tokens, the most of all, so they were probably cut at "
+        f"that cap: auditing.cap={longest} counts as cut what ends there and is the beginning of the other answer"
     )
 
 

@@ -43,8 +43,11 @@ DEFINITIONS = {
     "time_share": "parts of the speculative wall-clock: prefill, draft (all of the proposer's work between rounds), "
     "verify (the target's pass and its choices), rest (bookkeeping)",
     "round_ms": "milliseconds per round spent on draft, verify and rest",
-    "peak_memory_ratio": "most device memory of a speculative answer / of an autoregressive one; it has no interval, "
-    "because a largest value has no bootstrap",
+    "peak_memory_ratio": "most device memory of a speculative answer / of an autoregressive one; both hold the weights "
+    "of target and drafter, which stay on the device while either answers. It has no interval, because a largest value "
+    "has no bootstrap",
+    "extra_peak_gib": "most device memory of a speculative answer - of an autoregressive one, in GiB; the drafter's "
+    "weights, which stay on the device, are in both and so not in the difference",
     "macro": "plain mean of the sources' values (those defined)",
 }
 
@@ -209,6 +212,7 @@ class SpeedMetrics(Metric):
                 "rest": _ratio(1e3 * rest, n["rounds"]),
             },
             "peak_memory_ratio": _ratio(spec_peak, ar_peak),
+            "extra_peak_gib": (spec_peak - ar_peak) / 2**30 if ar_peak else None,
         }
 
 

@@ -198,6 +198,8 @@ def _notes(folder: JudgedFolder) -> list[str]:
     lines = []
     if folder.skipped:
         lines.append(f"In the summary, but without an answer file here: {', '.join(folder.skipped)}")
+    # The baseline's are the same for every method.
+    lines += dict.fromkeys(hint for method in folder.methods for hint in method.lossless.hints)
     for method in folder.methods:
         if method.unpaired:
             lines.append(f"{method.name}: {len(method.unpaired)} turns lack a partner: {', '.join(method.unpaired)}")

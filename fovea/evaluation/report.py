@@ -64,7 +64,7 @@ def print_table(result: SpeedResult, console: Console | None = None) -> None:
     """The short table that ends a run, and what each column means."""
     console = console or Console()
     figures, settings = result.figures(), result.settings
-    console.print(console_table(figures, f"{settings['method']} on {settings['target']}, {settings['device']}"))
+    console.print(console_table(figures, f"{settings['method']} on {_target(settings)}, {settings['device']}"))
     headings = rows(figures)[0]
     for column in COLUMNS:
         if column.heading in headings:
@@ -135,7 +135,7 @@ def _markdown(record: dict[str, Any], more: list[str]) -> str:
     settings, pooled = record["settings"], record["figures"][ALL]
     table = rows(record["figures"])
     parts = [
-        f"# {settings['method']} on {settings['target']}",
+        f"# {settings['method']} on {_target(settings)}",
         _headline(record),
         markdown_table(table),
         "\n".join(f"- **{c.heading}**: {c.meaning}." for c in COLUMNS if c.heading in table[0]),
@@ -221,12 +221,19 @@ def _headline(record: dict[str, Any]) -> str:
     settings, pooled = record["settings"], record["figures"][ALL]
     if pooled["tau"] is None:
         return "No answer was long enough for a draft-verify round."
+    wrong = pooled["unexplained"]
+    warning = f"**Warning: {wrong} of {pooled['samples']} answers differ without an explanation.** " if wrong else ""
     return (
-        f"The drafter commits **{pooled['tau']:.2f} tokens per round** (tau) and decodes "
+        f"{warning}The drafter commits **{pooled['tau']:.2f} tokens per round** (tau) and decodes "
         f"**{pooled['decode_speedup']:.2f} times** as fast as the target alone, **{pooled['speedup']:.2f} times** with "
         f"image and prompt processing, over {pooled['samples']} answers of at most {settings['max_new_tokens']} tokens "
         f"({settings['dtype']}, {settings['device']}, batch 1, {_rule(settings)})."
     )
+
+
+def _target(settings: Mapping[str, Any]) -> str:
+    """Name of the target's checkpoint; of results that do not have it, its architecture."""
+    return settings.get("target_name") or settings["target"]
 
 
 def _temperature(settings: dict[str, Any]) -> float:

@@ -9,17 +9,23 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fovea.evaluation.results import ALL
+from fovea.evaluation.results import ALL, DEFINITIONS
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, the figure it shows, how, and what it means."""
+    """A column: its heading, the figure it shows, how, and what it means; ``more`` figures stand in the same cell."""
 
     heading: str
     figure: str
     form: str
     meaning: str
+    more: tuple[str, ...] = ()
+
+    def text(self, figures: Mapping[str, Any]) -> str:
+        """Its cell; a dash stands for what is undefined."""
+        values = [figures[name] for name in (self.figure, *self.more)]
+        return "-" if None in values else self.form.format(*values)
 
 
 COLUMNS = (
@@ -32,6 +38,14 @@ COLUMNS = (
         "{:.2f}x",
         "wall-clock of our autoregressive loop / of speculative decoding; image and prompt processing included",
     ),
+    # A speedup is worth what its answers are: whether they are the target's own stands beside it.
+    Column(
+        "exact, tied, unexplained",
+        "exact",
+        "{:d}/{:d}/{:d}",
+        f"{DEFINITIONS['exact']}; {DEFINITIONS['ties']}; and {DEFINITIONS['unexplained']}",
+        ("ties", "unexplained"),
+    ),
     Column("mean of speedups", "mean_of_sample_speedups", "{:.2f}x", "mean over answers of the speedup of each"),
     Column("decode speedup", "decode_speedup", "{:.2f}x", "speedup without image and prompt processing"),
     Column(
@@ -43,7 +57,6 @@ COLUMNS = (
         "{:.2f}x",
         "wall-clock of transformers' generate / of speculative decoding, on the prompts measured with both",
     ),
-    Column("exact matches", "exact_matches", "{:.1%}", "answers equal to the autoregressive ones, token for token"),
 )
 
 
@@ -51,10 +64,7 @@ def rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Heading and one row of text per family; a dash stands for what is undefined. Columns without any value go."""
     shown = [column for column in COLUMNS if any(own[column.figure] is not None for own in figures.values())]
     table = [["question family", *(column.heading for column in shown)]]
-    for name, own in figures.items():
-        values = [own[column.figure] for column in shown]
-        cells = ["-" if v is None else c.form.format(v) for c, v in zip(shown, values, strict=True)]
-        table.append([name, *cells])
+    table += [[name, *(column.text(own) for column in shown)] for name, own in figures.items()]
     return table
 
 

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 JOURNALS = ".answers-*-of-*.jsonl"
 #: What another number of processes changes in the conditions of a measurement, and in no answer.
 _OF_RANKS = ("processes", "cpu_threads")
+#: What a copy of the same weights may be called otherwise.
+_NAMES = ("target_name", "target_revision")
 
 
 class OtherSettingsError(ValueError):
@@ -171,6 +173,7 @@ def _read(path: Path, identity: Mapping[str, Any], redealt: bool) -> tuple[list[
     if not records or records[0][0] != 1:
         return [], []  # a killed process has not written the first line, or it is damaged and that was said
     was, now = flat(records[0][1]), flat(dict(identity))
+    was |= {name: now.get(name) for name in _NAMES}
     if redealt and was.get("processes") != now["processes"]:
         was |= {name: now.get(name) for name in _OF_RANKS}
     names = sorted(was.keys() | now.keys())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from fovea.app.target_folder import main
+from fovea.app.targets import name_target
 
 
 def test_the_folder_alone_is_printed(small_target_path, capsys):
@@ -25,6 +27,19 @@ def test_what_is_built_is_built_once_and_talks_elsewhere(tmp_path, monkeypatch, 
     said = capsys.readouterr()
     assert (said.out, said.err) == (f"{tmp_path / 'targets' / 'one'}\n", "building\n")
     assert calls == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "name"),
+    [
+        (None, "targets/tiny-0123", {"target_name": "tiny"}),
+        ("given", "home/me/my-7b", {"target_name": "my-7b"}),
+        (None, "hub/models--Qwen--Q-7B/snapshots/cc59", {"target_name": "Qwen/Q-7B", "target_revision": "cc59"}),
+        ("given", "hub/models--Qwen--Q-7B/snapshots/cc59", {"target_name": "Qwen/Q-7B", "target_revision": "cc59"}),
+    ],
+)
+def test_what_results_call_a_target_tells_no_more_of_its_path(tmp_path, path, folder, name):
+    assert name_target(OmegaConf.create({"name": "tiny", "path": path}), tmp_path / folder) == name
 
 
 @pytest.mark.parametrize(

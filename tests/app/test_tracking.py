@@ -144,7 +144,7 @@ def test_a_sweep_is_a_run_of_its_own(offline, tmp_path, monkeypatch):
     assert "2 evaluations of fovea" in found["sweep/page"]
     rows = {row["method"]: row for row in table(found["sweep/fovea_table1_llava-next-7b"])}
     taus = [row["tau"] for row in compared]
-    assert rows["FOVEA"]["tau here"] == f"{taus[0]:.2f} to {taus[1]:.2f} (2)"
+    assert rows["FOVEA"]["here: a target"].endswith(f" / {taus[0]:.2f} to {taus[1]:.2f} (2)")
     assert rows["FOVEA"]["Avg"] == "1.68x / 3.96"
     times = table(found["sweep/times"])
     assert [row["draft ms"] for row in times] == pytest.approx([3.0, 3.0])

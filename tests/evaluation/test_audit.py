@@ -223,3 +223,14 @@ def test_missing_files_and_sides(tmp_path):
     assert read_answers(str(path)).answers["a"].text == "x"
     with pytest.raises(RecordError, match="leave @autoregressive out"):
         read_answers(f"{path}@autoregressive")
+
+
+def test_no_cap_is_guessed_where_the_records_say_how_answers_ended_or_nothing_is_unexplained():
+    def hints(a: Answer, b: Answer) -> list[str]:
+        return audit(answers("a", x=a, y=a), answers("b", x=b, y=b)).hints
+
+    assert [hint.partition(" tokens")[0] for hint in hints(text("one", 4), text("one two", 6))] == [
+        *("2 answers of a have exactly 4", "2 answers of b have exactly 6"),
+    ]
+    assert hints(text("one", 4), text("one", 4)) == []
+    assert hints(text("one", 4, "eos"), text("one two", 6, "eos")) == []

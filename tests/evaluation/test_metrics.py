@@ -104,6 +104,7 @@ def test_split_of_the_time():
     assert numbers["speedup_over_transformers"] == pytest.approx(3.0)
     assert numbers["speedup"] == pytest.approx(2.0)
     assert numbers["peak_memory_ratio"] == pytest.approx(1.5)
+    assert numbers["extra_peak_gib"] == pytest.approx(100 / 2**30)
 
 
 def test_every_number_has_a_definition():

@@ -70,6 +70,22 @@ def test_texts_are_compared(folder):
     assert judge(folder, cap=2).methods[0].lossless.counts()["cut"] == 1
 
 
+def test_a_likely_cap_is_named_and_changes_no_count(folder):
+    path = folder / "baseline-temperature-0.jsonl"
+    cut = [record(s, [words], [16], [1.0]) for s, words in (("a", "red"), ("b", "one two"), ("c", "le"))]
+    write(path, *cut)
+    write(folder / "by_turn-temperature-0.jsonl", record("c", ["left"], [19], [0.5], idxs=[1], acceptance_length=[2.0]))
+    for cap, counts in ((None, (0, 1)), (16, (1, 0))):
+        by_turn = judge(folder, cap=cap).methods[1].lossless
+        assert (by_turn.counts()["cut"], by_turn.counts()["unexplained"]) == counts
+    console = Console(file=io.StringIO(), width=400)
+    published_report.print_tables([judge(folder)], console)
+    words = "3 answers of baseline-temperature-0.jsonl have exactly 16 tokens, the most of all"
+    assert console.file.getvalue().count(words) == 1  # type: ignore[attr-defined]
+    assert "auditing.cap=16" in judge(folder).methods[1].lossless.hints[0]
+    assert judge(folder, cap=16).methods[1].lossless.hints == []
+
+
 def test_what_has_no_partner_is_named(folder):
     path = folder / "by_round-temperature-0.jsonl"
     made = [json.loads(line) for line in path.read_text().splitlines()]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from fovea.decoding.scripted import RandomProposer
 from fovea.drafters.trie_lookahead import TrieConfig, TrieLookahead
-from fovea.evaluation import speed
+from fovea.evaluation import race
 from fovea.evaluation.prompts import user_turns
 from fovea.evaluation.results import CONTINUED, CONTINUED_FROM, SpeedResult
 from fovea.evaluation.speed import evaluate_and_save
@@ -30,7 +30,7 @@ class Killed(BaseException):
 @pytest.fixture
 def measure(small_target, small_conversations, monkeypatch):
     """Measures lookahead with a memory, whose drafts depend on all earlier answers; ends before a ``cut``-th one."""
-    real = speed.generate
+    real = race.generate
 
     def run(folder, cut=None, config=CONFIG, prompts=small_conversations, proposer=None, **more) -> SpeedResult | None:
         answered: list[str] = []
@@ -42,7 +42,7 @@ def measure(small_target, small_conversations, monkeypatch):
                 raise Killed
             return trace
 
-        monkeypatch.setattr(speed, "generate", counted)
+        monkeypatch.setattr(race, "generate", counted)
         proposer = proposer or TrieLookahead(small_target.spec, TrieConfig())
         identity = identity_of(prompts, None, {"target_weights": "w"})
         try:
@@ -226,14 +226,24 @@ def test_results_of_an_earlier_evaluation_do_not_pass_for_those_of_a_killed_one(
     measure(tmp_path)
     written = []
 
-    def stop(path, text, _real=speed.SpeedResult.save.__globals__["write_text"]):
+    def stop(path, text, _real=SpeedResult.save.__globals__["write_text"]):
         written.append(path.name)
         if path.name == "traces.jsonl":
             raise Killed
         _real(path, text)
 
-    monkeypatch.setitem(speed.SpeedResult.save.__globals__, "write_text", stop)
+    monkeypatch.setitem(SpeedResult.save.__globals__, "write_text", stop)
     assert measure(tmp_path) is None
     assert written == ["evaluation.json", "traces.jsonl"]
     with pytest.raises(FileNotFoundError, match=r"holds no traces.jsonl"):
         SpeedResult.load(tmp_path)
+
+
+def test_what_a_target_is_called_is_no_setting_of_its_answers(measure, tmp_path):
+    assert measure(tmp_path / "before", cut=3) is None, "when names were not recorded"
+    named = {"target_name": "a copy", "target_revision": "main"}
+    assert measure(tmp_path / "named", cut=3, settings=named) is None
+    for earlier, settings in (("before", named), ("named", {"target_name": "the same elsewhere"})):
+        result = measure(tmp_path / f"on {earlier}", earlier=tmp_path / earlier, settings=settings, insist=True)
+        assert result.settings[CONTINUED] > 0
+        assert result.settings["target_name"] == settings["target_name"]

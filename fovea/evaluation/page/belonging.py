@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.preset import at, changes
+from fovea.evaluation.results import CONTINUED, CONTINUED_FROM
 
 #: The papers' names of methods -> ours.
 METHODS = {
@@ -58,14 +60,29 @@ TRAINED = "ablations"
 
 
 def variant_of(entry: Entry) -> str | None:
-    """Which variant of FOVEA an entry measured, by its settings: :data:`FULL`, a name, or None for several at once.
+    """Which variant of FOVEA an entry measured, by its settings: :data:`FULL`, a name, or None for another change.
 
-    Also None for another method.
+    None too for several changes at once, save that a rule of retrieval may have numbers of its own; and for another
+    method.
     """
     if entry.method != METHODS["FOVEA"]:
         return None
-    held = [name for name, (setting, value) in VARIANTS.items() if _at(entry.config, setting) == value]
-    return FULL if not held else held[0] if len(held) == 1 else None
+    changed = changes(entry.config, entry.fields)
+    if not changed:
+        return FULL
+    held = [name for name, (setting, value) in VARIANTS.items() if setting in changed and changed[setting] == value]
+    return held[0] if len(held) == 1 and all(_details(held[0], other) for other in changed) else None
+
+
+def _details(name: str, setting: str) -> bool:
+    """Whether ``setting`` is what makes the variant ``name``, or says more about its rule of retrieval."""
+    own = VARIANTS[name][0]
+    return setting == own or (own == _MODE and setting.startswith("drafter.retrieval."))
+
+
+def _is_the_papers(entry: Entry) -> bool:
+    """Whether a variant has the paper's numbers: K = 16 of a control, for example."""
+    return len(changes(entry.config, entry.fields)) <= 1
 
 
 def is_decoded_so(entry: Entry) -> bool:
@@ -76,10 +93,10 @@ def is_decoded_so(entry: Entry) -> bool:
 
 def branch_of(entry: Entry) -> tuple[str, int] | None:
     """The branch of SpecVLM's compressor that an entry has alone, and its ratio or queries; None with a gate."""
-    mode = _at(entry.config, "drafter.compression.mode")
+    mode = at(entry.config, "drafter.compression.mode")
     if mode not in BRANCHES:
         return None
-    ratio = _at(entry.config, f"drafter.compression.{BRANCHES[mode]}")
+    ratio = at(entry.config, f"drafter.compression.{BRANCHES[mode]}")
     return (mode, ratio) if isinstance(ratio, int) else None
 
 
@@ -115,7 +132,7 @@ def of_variant(entries: Sequence[Entry], name: str) -> list[Entry]:
     Those that decode so if there are any, beside one checkpoint, as the papers compare interfaces and retrieval;
     otherwise those that were trained so, as the papers leave out components.
     """
-    own = [entry for entry in entries if variant_of(entry) == name]
+    own = [entry for entry in entries if variant_of(entry) == name and _is_the_papers(entry)]
     if name != FULL and VARIANTS[name][0] in DECODED and name != "without_visual_correction":
         return [entry for entry in own if is_decoded_so(entry)] or own
     return [entry for entry in own if not is_decoded_so(entry)]
@@ -127,15 +144,31 @@ def siblings(entry: Entry, entries: Sequence[Entry]) -> list[Entry]:
 
 
 def whole_beside(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
-    """The one unchanged FOVEA of the same sweep and seed, or the only one there is."""
-    whole = of_variant(entries, FULL)
+    """The one unchanged FOVEA measured under the same conditions: of the same sweep and seed, or the only one."""
+    whole = [one for one in of_variant(entries, FULL) if _same_conditions(entry, one)]
     beside = siblings(entry, whole) or whole
     beside = [one for one in beside if one.config.get("seed") == entry.config.get("seed")] or beside
     return beside[0] if len(beside) == 1 else None
 
 
-def _at(config: Mapping[str, Any], name: str) -> Any:
-    value: Any = config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+#: Settings of a result that tell its drafter, or how it was counted, and not what it was measured on.
+_NO_CONDITION = frozenset(
+    ("drafter_parameters", "retrieval", "resamples", "benchmark_records", CONTINUED, CONTINUED_FROM)
+)
+
+
+def _same_conditions(one: Entry, other: Entry) -> bool:
+    """Whether two entries may be subtracted: one target, one benchmark, and whatever else both have recorded alike.
+
+    Drafters that differ in how they decode alone have the same weights.
+    """
+    first, second = one.result.settings, other.result.settings
+    if any(first.get(name) != second.get(name) for name in ("target", "benchmark")):
+        return False
+    names = (first.keys() & second.keys()) - _NO_CONDITION
+    if "target_weights" in names:
+        names -= {"target_name", "target_revision"}  # of copies of one checkpoint
+    if any(first[name] != second[name] for name in names):
+        return False
+    weights = [at(entry.provenance, "fingerprints.drafter.weights") for entry in (one, other)]
+    return not is_decoded_so(one) or None in weights or weights[0] == weights[1]

@@ -92,6 +92,7 @@ def _page(
         .render(
             title=_title(entries),
             lead=_lead(entries),
+            warnings=comparison.warnings(entries),
             css=Markup(css),
             script=Markup(script),
             comparison=tables.comparison,
@@ -166,14 +167,19 @@ def _title(entries: Sequence[Entry]) -> str:
 
 
 def _lead(entries: Sequence[Entry]) -> str:
-    """The best of the evaluations in a sentence, and whether all were lossless."""
+    """The best of the evaluations in a sentence, and whether all were lossless; those that were not are no best."""
     answers = sum(entry.pooled["samples"] for entry in entries)
     exact = sum(entry.pooled["exact"] for entry in entries)
     ties = sum(entry.pooled["ties"] for entry in entries)
     equal = f"{exact:,} of {answers:,} answers equal the target's own, token for token"
     if ties:
         equal += f", and {ties:,} leave them at a near-tie of its logits"
-    known = [entry for entry in entries if entry.pooled["tau"] is not None]
+    if wrong := sum(entry.pooled["unexplained"] for entry in entries):
+        equal += f", and {wrong:,} differ{'s' if wrong == 1 else ''} without an explanation"
+    sound = [entry for entry in entries if not (entry.pooled["unexplained"] or entry.ended)]
+    if not sound:
+        return f"No measurement here is sound, see above. {equal}."
+    known = [entry for entry in sound if entry.pooled["tau"] is not None]
     if not known:
         return f"{equal}. No answer was long enough for a draft-verify round."
     longest, fastest = known[0], max(known, key=lambda entry: entry.pooled["speedup"])

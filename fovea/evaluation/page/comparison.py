@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.evaluation.page.entries import Entry
+from fovea.evaluation.page.preset import at
 from fovea.evaluation.results import ALL, DEFINITIONS
 from fovea.evaluation.table import markdown_table
 
@@ -78,6 +79,10 @@ MEASURES = (
         "accepted_drafts_per_round",
     ),
     Measure("speedup", "{:.2f}x", _figure("speedup"), DEFINITIONS["speedup"], "speedup"),
+    # A speedup is worth what its answers are: whether they are the target's own stands beside it.
+    Measure("exact", "{:d}", _figure("exact"), DEFINITIONS["exact"]),
+    Measure("tie-explained", "{:d}", _figure("ties"), DEFINITIONS["ties"]),
+    Measure("unexplained", "{:d}", _figure("unexplained"), DEFINITIONS["unexplained"]),
     Measure(
         "mean of speedups",
         "{:.2f}x",
@@ -102,14 +107,10 @@ MEASURES = (
     Measure("draft share", "{:.0%}", _draft_share, "share of a round's time that the proposer takes"),
     Measure("drafts per round", "{:.1f}", _figure("drafts_per_round"), DEFINITIONS["drafts_per_round"]),
     Measure("memory", "{:.2f}x", _figure("peak_memory_ratio"), DEFINITIONS["peak_memory_ratio"]),
-    Measure(
-        "exact matches",
-        "{:.1%}",
-        _figure("exact_matches"),
-        "answers equal to the autoregressive ones, token for token, of all answers",
-    ),
 )
 
+#: Of a hash, as many as tell checkpoints apart at a glance.
+_DIGITS = 12
 INTERVALS = "Small figures: " + DEFINITIONS["intervals"] + "."
 
 
@@ -118,10 +119,28 @@ def measures_of(entries: Sequence[Entry]) -> list[Measure]:
     return [measure for measure in MEASURES if any(measure.value(entry) is not None for entry in entries)]
 
 
+def warnings(entries: Sequence[Entry]) -> list[str]:
+    """Sentences about measurements whose figures are not to be trusted: answers that are not the target's own and
+    nothing explains it, and jobs that did not end well."""
+    out = []
+    for entry in entries:
+        wrong, answers = entry.pooled["unexplained"], entry.pooled["samples"]
+        if wrong:
+            first = next(p.comparison for p in entry.result.prompts if p.comparison.outcome == "unexplained")
+            differ = "differs" if wrong == 1 else "differ"
+            out.append(
+                f"{entry.label} is not lossless here: {wrong:,} of {answers:,} answers {differ} from the target's own "
+                f"and nothing explains it, first {first}. Its speedup counts for nothing."
+            )
+        elif entry.ended:
+            out.append(f"{entry.label}: the job has {entry.ended}. What is shown was measured before.")
+    return out
+
+
 def conditions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """What the entries were measured on: name and value, or the values if they differ."""
-    out = []
-    for name in ("target", "benchmark", "device", "dtype", "cpu_threads", "max_new_tokens", "batch_size"):
+    out = [("target", ", ".join(dict.fromkeys(map(_target, entries))))]
+    for name in ("benchmark", "device", "dtype", "cpu_threads", "max_new_tokens", "batch_size"):
         values = dict.fromkeys(str(e.result.settings[name]) for e in entries if name in e.result.settings)
         if values:
             out.append((name.replace("_", " "), ", ".join(values)))
@@ -129,6 +148,18 @@ def conditions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     if commits:
         out.append(("commit", ", ".join(commits)))
     return out
+
+
+def _target(entry: Entry) -> str:
+    """The target's checkpoint: its name, and what else is known of it."""
+    settings = entry.result.settings
+    known = {
+        "": settings.get("target") if settings.get("target") != entry.target else None,
+        "revision ": str(settings.get("target_revision") or "")[:_DIGITS],
+        "weights ": str(settings.get("target_weights") or at(entry.provenance, "fingerprints.target") or "")[:_DIGITS],
+    }
+    more = ", ".join(f"{what}{value}" for what, value in known.items() if value)
+    return f"{entry.target} ({more})" if more else entry.target
 
 
 def text_rows(entries: Sequence[Entry]) -> list[list[str]]:
@@ -150,13 +181,23 @@ def markdown(entries: Sequence[Entry]) -> str:
     words = [f"- **{measure.name}**: {measure.meaning}." for measure in measures]
     measured = [f"- {name}: {value}" for name, value in conditions(entries)]
     brackets = f"In brackets: {DEFINITIONS['intervals']}."
-    parts = [markdown_table(text_rows(entries)), "\n".join(words), brackets, "Measured on:", "\n".join(measured)]
-    return "\n\n".join(parts) + "\n"
+    warned = "\n".join(f"- **Warning**: {line}" for line in warnings(entries))
+    parts = [
+        warned,
+        markdown_table(text_rows(entries)),
+        "\n".join(words),
+        brackets,
+        "Measured on:",
+        "\n".join(measured),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def latex(entries: Sequence[Entry]) -> str:
     """The comparison as a ``tabular`` for ``booktabs``; intervals stand in a smaller size behind their values."""
-    return tabular(text_rows(entries), [f"{measure.name}: {measure.meaning}" for measure in measures_of(entries)])
+    comments = [f"Warning: {line}" for line in warnings(entries)]
+    comments += [f"{measure.name}: {measure.meaning}" for measure in measures_of(entries)]
+    return tabular(text_rows(entries), comments)
 
 
 def tabular(rows: Sequence[Sequence[str]], comments: Sequence[str]) -> str:
@@ -193,7 +234,7 @@ def comparison_rows(entries: Sequence[Entry]) -> list[list[Any]]:
     rows = [heading]
     for entry in entries:
         settings = entry.result.settings
-        row = [entry.label, entry.place.as_posix(), settings.get("target"), settings.get("device")]
+        row = [entry.label, entry.place.as_posix(), entry.target, settings.get("device")]
         row.append(entry.provenance.get("commit"))
         for measure in measures:
             row += [measure.value(entry), *((measure.bounds(entry) or ["", ""]) if measure.interval else [])]

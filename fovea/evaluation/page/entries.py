@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +44,7 @@ class Entry:
         provenance: commit, versions and command line; empty if they were not kept.
         training_s: seconds of the training steps of its drafter, where that was noted.
         place: of ``folder`` below what is shown, so that no page tells where that lies.
+        ended: that the job has failed, and why; empty otherwise. One under way looks as if it was interrupted.
     """
 
     label: str
@@ -55,6 +56,7 @@ class Entry:
     provenance: Mapping[str, Any]
     training_s: float | None = None
     place: Path = Path()
+    ended: str = ""
 
     @cached_property
     def figures(self) -> dict[str, dict[str, Any]]:
@@ -70,6 +72,24 @@ class Entry:
     def method(self) -> str:
         """Name of the method."""
         return self.result.settings.get("method", "speculative")
+
+    @property
+    def benchmark(self) -> str:
+        """Name of the benchmark; empty where it was not recorded."""
+        return str(self.result.settings.get("benchmark") or "")
+
+    @property
+    def target(self) -> str:
+        """Name of the target's checkpoint; where it was not recorded, by the job's settings, else its architecture."""
+        settings = self.result.settings
+        return str(settings.get("target_name") or _checkpoint(self.config) or settings.get("target", ""))
+
+    def pooled_over(self, keys: Collection[str]) -> dict[str, Any]:
+        """The figures over the answers to ``keys`` alone, without intervals unless these are all."""
+        prompts = [prompt for prompt in self.result.prompts if prompt.speculative.key in keys]
+        if len(prompts) == len(self.result.prompts):
+            return self.pooled
+        return SpeedResult(prompts, {}, {**self.result.settings, "resamples": 0}).figures()[ALL]
 
     @cached_property
     def history(self) -> TrainingHistory:
@@ -168,7 +188,8 @@ def _read(job: Path, evaluation: Path, shown: Path) -> Entry:
     provenance = _json(job / "provenance.json")
     place = Path(shown.resolve().name) / evaluation.relative_to(shown)
     known = next(filter(None, seconds), None)
-    entry = Entry("", job, evaluation, result, fields, config, provenance, known, place)
+    ended = (_failure(job) or "") if _json(job / _OUTCOME).get("status") == "failed" else ""
+    entry = Entry("", job, evaluation, result, fields, config, provenance, known, place, ended)
     _require_whole(entry)
     return entry
 
@@ -200,6 +221,14 @@ def _settings(job: Path) -> dict[str, Any]:
     return {str(name): value for name, value in plain.items()} if isinstance(plain, dict) else {}
 
 
+def _checkpoint(config: Mapping[str, Any]) -> str:
+    """Name of a job's target by its settings: that of the folder, else what the hub or the project calls it."""
+    model = config.get("model")
+    if not isinstance(model, Mapping):
+        return ""
+    return Path(str(model["path"])).name if model.get("path") else str(model.get("hub_id") or model.get("name") or "")
+
+
 def _json(path: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
@@ -221,10 +250,11 @@ def _failure(job: Path) -> str | None:
 def labelled(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, called as briefly as tells them apart.
 
-    By name of method; where it is not enough, with the settings in which they differ, then the place.
+    By name of method; where it is not enough, with target and benchmark, then the settings in which they differ, then
+    the place.
     """
     labels = [entry.method for entry in entries]
-    for more in (_typed, _job_name, _evaluation_name):
+    for more in (_measured_on, _typed, _job_name, _evaluation_name):
         crowds = [[e for e, other in zip(entries, labels, strict=True) if other == label] for label in labels]
         labels = [
             ", ".join(filter(None, (label, more(entry, crowd)))) if len(crowd) > 1 else label
@@ -238,6 +268,11 @@ def _called(entry: Entry, label: str) -> Entry:
     other = copy(entry)
     object.__setattr__(other, "label", label)
     return other
+
+
+def _measured_on(entry: Entry, crowd: Sequence[Entry]) -> str:
+    names = [name for name in ("target", "benchmark") if len({getattr(one, name) for one in crowd}) > 1]
+    return ", ".join(filter(None, (getattr(entry, name) for name in names)))
 
 
 def _typed(entry: Entry, crowd: Sequence[Entry]) -> str:

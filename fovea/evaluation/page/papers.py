@@ -1,7 +1,7 @@
 """The papers' tables, with our figures in the row of the method that they belong to.
 
-What stands in a row of a paper was measured on another target, other data and other hardware than what stands beside it
-here, so the two are for orientation and never for a ranking.
+Ours stand beside the paper's column of their benchmark, or in front of all where it has none, and name their target:
+they were measured on other hardware at least, so the two are for orientation and never for a ranking.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from typing import Any
 from fovea.evaluation.page.belonging import FULL, TRAINED, of_method, of_variant, siblings, temperature_of, whole_beside
 from fovea.evaluation.page.entries import Entry
 from fovea.evaluation.page.papers_specvlm import branches_table, compressor_table, specvlm_tables
+from fovea.evaluation.page.places import measured_at, places_of
 from fovea.evaluation.page.published_table import (
-    SPEED_HERE,
+    SPEED_AND_TAU,
+    Figure,
     PublishedTable,
+    Row,
+    figure,
     pair,
-    ranged,
+    pair_of,
     read,
     speed_and_tau,
     value_or_range,
+    with_ours,
     words,
 )
 from fovea.evaluation.page.studies import BUDGETS, compared
-from fovea.evaluation.results import ALL
+from fovea.evaluation.results import ALL, DEFINITIONS
 
 
 def published_tables(entries: Sequence[Entry]) -> list[PublishedTable]:
@@ -52,13 +57,11 @@ def _fovea_methods(entries: Sequence[Entry]) -> list[PublishedTable]:
         body = []
         for method in dict.fromkeys(row["method"] for row in own):
             pairs = [pair(cells.get((method, b, "speedup")), cells.get((method, b, "tau"))) for b in benchmarks]
-            body.append([method, *pairs, *speed_and_tau(of_method(entries, method))])
-        tables.append(
-            PublishedTable(
-                f"fovea_table1_{target.lower()}", f"FOVEA and what it compares to, {target}", "FOVEA, Table 1",
-                "Speedup / tau at temperature 0.", ["method", *benchmarks], SPEED_HERE, body,
-            )
-        )  # fmt: skip
+            body.append(Row([method, *pairs], of_method(entries, method), target))
+        name, title = f"fovea_table1_{target.lower()}", f"FOVEA and what it compares to, {target}"
+        note = "Speedup / tau at temperature 0."
+        table = with_ours(name, title, "FOVEA, Table 1", note, ["method", *benchmarks], body, [SPEED_AND_TAU])
+        tables.append(table)
     return tables
 
 
@@ -68,14 +71,11 @@ def _ablation(entries: Sequence[Entry]) -> PublishedTable:
     benchmarks = list(dict.fromkeys(row["benchmark"] for row in rows))
     names = list(dict.fromkeys(row["variant"] for row in rows))
     body = [
-        [words(name), *(cells[name, b] for b in benchmarks), *speed_and_tau(_in_study(entries, name, names))]
-        for name in names
+        Row([words(name), *(cells[name, b] for b in benchmarks)], _in_study(entries, name, names)) for name in names
     ]
     note = "Speedup / tau with a component left out."
-    heading = ["variant", *benchmarks]
-    return PublishedTable(
-        "fovea_table2", "Components of FOVEA", "FOVEA, Table 2", note, heading, SPEED_HERE, body, TRAINED
-    )
+    title, heading = "Components of FOVEA", ["variant", *benchmarks]
+    return with_ours("fovea_table2", title, "FOVEA, Table 2", note, heading, body, [SPEED_AND_TAU], TRAINED)
 
 
 def _interfaces(entries: Sequence[Entry]) -> PublishedTable:
@@ -84,15 +84,20 @@ def _interfaces(entries: Sequence[Entry]) -> PublishedTable:
     for name, row in zip(names, rows, strict=True):
         own = _in_study(entries, name, names)
         paper = [row["draft_ms"], row["extra_peak_gib"], f"{row['speedup']}x", row["tau"]]
-        body.append([words(row["interface"]), *paper, ranged(own, _draft_ms, "{:.2f}"), *speed_and_tau(own)])
-    return PublishedTable(
+        body.append(Row([words(row["interface"]), *paper], own))
+    return with_ours(
         "fovea_table3",
         "Interfaces to the drafter's cache",
         "FOVEA, Table 3",
-        "Milliseconds of drafting per round, peak memory above the target's in GiB, speedup, tau.",
+        "Milliseconds of drafting per round, peak memory over that of paired autoregressive decoding in GiB, speedup, "
+        f"tau. Ours: {DEFINITIONS['extra_peak_gib']}.",
         ["interface", "draft ms", "extra GiB", "speedup", "tau"],
-        ["draft ms here", *SPEED_HERE],
         body,
+        [
+            figure("draft ms", lambda own: own["round_ms"]["draft"], "{:.2f}", after="draft ms"),
+            figure("extra GiB", lambda own: own["extra_peak_gib"], "{:.3f}", after="extra GiB"),
+            *speed_and_tau(),
+        ],
         "interfaces",
     )
 
@@ -104,16 +109,29 @@ def _controls(entries: Sequence[Entry]) -> PublishedTable:
     body = []
     for name in dict.fromkeys(row["variant"] for row in rows):
         pairs = [pair(cells[name, b, "delta_speedup"], cells[name, b, "delta_tau"], "") for b in benchmarks]
-        own = [(one, whole) for one in of_variant(entries, name) if (whole := whole_beside(one, entries))]
-        here = [
-            value_or_range([one.pooled[key] - whole.pooled[key] for one, whole in own], "{:+.2f}")
-            for key in ("speedup", "tau")
-        ]
-        body.append([words(name), *pairs, *here])
-    note = "Difference to FOVEA: speedup / tau, mean ± standard deviation. Ours: to the one FOVEA of the same sweep."
-    heading = ["variant", *benchmarks]
-    here = ["Δ speedup here", "Δ tau here"]
-    return PublishedTable("fovea_table7", "Retrieval controls", "FOVEA, Table 7", note, heading, here, body, "controls")
+        own = [one for one in of_variant(entries, name) if whole_beside(one, entries) is not None]
+        body.append(Row([words(name), *pairs], own))
+    note = (
+        "Difference to FOVEA: speedup / tau, mean ± standard deviation. Ours: to the one FOVEA of the same sweep, or "
+        "the only one, of the same target, benchmark and settings, over the prompts of both; none without."
+    )
+    deltas = Figure("Δ", lambda own, _: _differences(own, entries))
+    title, heading = "Retrieval controls", ["variant", *benchmarks]
+    return with_ours("fovea_table7", title, "FOVEA, Table 7", note, heading, body, [deltas], "controls")
+
+
+def _differences(own: Sequence[Entry], entries: Sequence[Entry]) -> str:
+    """Speedup and tau of each of ``own`` minus those of the unchanged FOVEA beside it, over the prompts of both."""
+    found: dict[str, list[float | None]] = {"speedup": [], "tau": []}
+    for one in own:
+        if (whole := whole_beside(one, entries)) is None:
+            continue
+        keys = {p.speculative.key for p in one.result.prompts} & {p.speculative.key for p in whole.result.prompts}
+        changed, unchanged = one.pooled_over(keys), whole.pooled_over(keys)
+        for key, values in found.items():
+            known = None not in (changed[key], unchanged[key])
+            values.append(changed[key] - unchanged[key] if known else None)
+    return pair_of(found["speedup"], found["tau"], "+", "")
 
 
 def _depths(entries: Sequence[Entry]) -> PublishedTable:
@@ -126,46 +144,45 @@ def _depths(entries: Sequence[Entry]) -> PublishedTable:
             row["macro_tau"],
             row["fraction_faster_than_ar"],
         ]
-        body.append([*paper, *speed_and_tau(own), ranged(own, lambda e: e.pooled["share_faster_than_ar"], "{:.3f}")])
-    return PublishedTable(
+        body.append(Row(paper, own))
+    return with_ours(
         "fovea_figure6",
         "How deep nodes are corrected",
         "FOVEA, Figure 6",
         "Macro means over benchmarks, and the share of samples faster than autoregressive decoding.",
         ["deepest corrected depth", "speedup", "tau", "faster than AR"],
-        [*SPEED_HERE, "faster than AR here"],
         body,
+        [
+            *speed_and_tau(),
+            figure("faster than AR", lambda own: own["share_faster_than_ar"], "{:.3f}", after="faster than AR"),
+        ],
         "depths",
     )
 
 
 def _budgets(entries: Sequence[Entry]) -> PublishedTable:
     measured = [entry for entry in entries if entry.budgets is not None]
-    body = []
+    places, body = places_of(measured, []), []
     for row in read("fovea_budget_diagnostic"):
         quantity = row["quantity"]
-        asked = measured if not quantity.startswith(_OCRBENCH) else [e for e in measured if _benchmark(e) == _OCRBENCH]
-        values = [_BUDGET_FIGURES[quantity](entry.budgets.figures()[ALL]) for entry in asked if entry.budgets]
-        digits = "{:,.0f}" if row["quantity"] == "states" else "{:.3f}"
-        body.append([words(row["quantity"]), row["value"], value_or_range(values, digits)])
-    return PublishedTable(
-        "fovea_budgets",
-        "Visual budgets",
-        "FOVEA, Appendix A, Figures 1(b) and 2",
+        of_ocrbench = quantity.startswith(_OCRBENCH)
+        digits = "{:,.0f}" if quantity == "states" else "{:.3f}"
+        cells = [words(quantity), row["value"]]
+        for place in places:
+            own = measured_at(measured, place) if not of_ocrbench or place.benchmark == _OCRBENCH else []
+            values = [_BUDGET_FIGURES[quantity](entry.budgets.figures()[ALL]) for entry in own if entry.budgets]
+            cells.append(value_or_range(values, digits))
+        body.append(cells)
+    note = (
         "Shares, unless it says otherwise; a range is in draft tokens. The quantities of OCRBench are filled by "
-        "evaluations on it (benchmark=ocrbench) alone.",
-        ["quantity", "paper"],
-        ["here"],
-        body,
-        BUDGETS,
+        "evaluations on it (benchmark=ocrbench) alone."
     )
+    here = [f"here: {place.label}" for place in places]
+    title, source, after = "Visual budgets", "FOVEA, Appendix A, Figures 1(b) and 2", ["paper"] * len(places)
+    return PublishedTable("fovea_budgets", title, source, note, ["quantity", "paper"], here, body, BUDGETS, after)
 
 
 _OCRBENCH = "ocrbench"
-
-
-def _benchmark(entry: Entry) -> str | None:
-    return entry.result.settings.get("benchmark")
 
 
 #: The paper's quantities -> where they are in our figures over all question families.
@@ -194,10 +211,6 @@ def _in_study(entries: Sequence[Entry], name: str, names: Sequence[str]) -> list
         return own
     others = [entry for other in names if other != FULL for entry in of_variant(entries, other)]
     return [entry for entry in own if any(one is entry for other in others for one in siblings(other, own))] or own
-
-
-def _draft_ms(entry: Entry) -> float | None:
-    return entry.pooled["round_ms"]["draft"]
 
 
 def _share(budget: Mapping[str, Any], kind: str) -> float | None:

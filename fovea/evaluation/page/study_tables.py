@@ -81,12 +81,13 @@ TIMES = (
         lambda e: e.pooled["peak_memory_ratio"],
         f"{DEFINITIONS['peak_memory_ratio']}; a CPU's allocator keeps no count",
     ),
+    Measure("extra GiB", "{:.3f}", lambda e: e.pooled["extra_peak_gib"], DEFINITIONS["extra_peak_gib"]),
 )
 _SPEED = tuple(
     one
     for name in (
-        *("answers", "tau", "accepted drafts", "speedup", "mean of speedups", "decode speedup", "faster than AR"),
-        *("drafts per round", "exact matches"),
+        *("answers", "tau", "accepted drafts", "speedup", "exact", "tie-explained", "unexplained"),
+        *("mean of speedups", "decode speedup", "faster than AR", "drafts per round"),
     )
     for one in MEASURES
     if one.name == name
@@ -119,8 +120,7 @@ def tables_of(study: Study) -> list[Table]:
         return [_epochs(study)]
     if study.name == BUDGETS:
         return [table for table in (_budgets(study), _focus(study)) if table.rows]
-    *most, exact = _SPEED
-    table = measured(study.title, study.rows, (*most, _DRAFT_MS, exact), "variant")
+    table = measured(study.title, study.rows, (*_SPEED, _DRAFT_MS), "variant")
     if any(study.wholes):
         place = next((n for n, (name, _) in enumerate(table.columns) if name == "tau"), 0) + 1
         table.columns.insert(place, ("Δ tau", "tau minus that of FOVEA in the same sweep, prompt by prompt"))

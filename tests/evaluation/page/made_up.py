@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def answers(better: int = 0) -> list[PromptResult]:
     ]
 
 
+def _compared(one: PromptResult, outcome: str) -> Comparison:
+    return Comparison(one.speculative.key, outcome, *(() if outcome == "exact" else (1, 4, 5)))  # type: ignore[arg-type]
+
+
 def job(
     folder: Path,
     method: str = "fovea",
@@ -66,12 +71,16 @@ def job(
     overrides: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
     evaluation: str = "final",
+    outcomes: Sequence[str] = ("exact",) * 3,
+    ended: str = "completed",
     **settings: Any,
 ) -> Path:
-    """The folder of a job that measured ``method``."""
-    result = SpeedResult(answers(better), {}, {**SETTINGS, "method": method, **settings})
+    """The folder of a job that measured ``method``; ``outcomes`` of its answers, and how it ``ended``."""
+    found = [replace(one, comparison=_compared(one, o)) for one, o in zip(answers(better), outcomes, strict=True)]
+    result = SpeedResult(found, {}, {**SETTINGS, "method": method, **settings})
     result.save(folder / "evaluation" / evaluation)
-    outcome = {"overrides": list(overrides), "status": "completed", "metrics": {}, "error": ""}
+    status, _, error = ended.partition(": ")
+    outcome = {"overrides": list(overrides), "status": status, "metrics": {}, "error": error}
     (folder / "outcome.json").write_text(json.dumps(outcome))
     (folder / "provenance.json").write_text(json.dumps({"commit": "0123456789abcdef"}))
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(CONFIG if config is None else config)))

@@ -36,6 +36,19 @@ def test_names_stay_apart_and_nothing_is_counted_twice(tmp_path):
     assert sorted(entry.label for entry in entries) == ["eaglevlm, one", "eaglevlm, two", "pld"]
 
 
+def test_targets_and_benchmarks_tell_evaluations_apart(tmp_path):
+    for number, (target, benchmark) in enumerate((("big", "mme"), ("big", "chartqa"), ("small", "chartqa"))):
+        job(tmp_path / str(number), target_name=target, benchmark=benchmark, overrides=[f"benchmark={benchmark}"])
+    job(tmp_path / "pld", "pld", target_name="big", benchmark="mme")
+    entries, _ = find_entries([tmp_path])
+    assert sorted(entry.label for entry in entries) == [
+        "fovea, big, chartqa",
+        "fovea, big, mme",
+        "fovea, small, chartqa",
+        "pld",
+    ]
+
+
 def test_training_time_comes_from_the_folder_of_checkpoints(tmp_path):
     (tmp_path / "runs" / "dream").mkdir(parents=True)
     (tmp_path / "runs" / "dream" / "training.json").write_text('{"seconds": 12.5, "stages": ["dream"]}')

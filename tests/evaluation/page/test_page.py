@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -102,7 +103,8 @@ def test_the_comparison_shows_every_figure_with_its_definition(page, folder):
     low, high = best.pooled["intervals"]["tau"]
     assert own["tau"] == f"{best.pooled['tau']:.2f} [{low:.2f}\N{EN DASH}{high:.2f}]"
     assert own["draft share"] == "30%"
-    assert own["exact matches"] == "100.0%"
+    assert [own[name] for name in ("exact", "tie-explained", "unexplained")] == ["3", "0", "0"]
+    assert heading[heading.index("speedup") + 1] == "exact", "beside the speedup"
     assert own["parameters"] == "1.50M"
     assert dict(zip(heading, rows[1], strict=True))["parameters"] == "-"
     titles = [attributes.get("title") for tag, attributes in page.elements if tag == "th"]
@@ -183,7 +185,8 @@ def test_every_other_table_lies_in_a_folder_in_three_formats(page, folder):
     }
     best = next(entry for entry in find_entries([folder])[0] if entry.method == "fovea").pooled
     rows = {row["method"]: row for row in csv.DictReader((tables / "fovea_table1_llava-next-7b.csv").open())}
-    assert (rows["FOVEA"]["tau here"], rows["FOVEA"]["Avg"]) == (f"{best['tau']:.2f}", "1.68x / 3.96")
+    own = f"{best['speedup']:.2f}x / {best['tau']:.2f}"
+    assert (rows["FOVEA"]["here: a target"], rows["FOVEA"]["Avg"]) == (own, "1.68x / 3.96")
     times = next(csv.DictReader((tables / "times.csv").open()))
     assert float(times["prefill"]) == best["time_share"]["prefill"]
     assert float(times["prefill high"]) == best["intervals"]["prefill_share"][1]
@@ -191,8 +194,12 @@ def test_every_other_table_lies_in_a_folder_in_three_formats(page, folder):
     assert "# Retrieval controls" in markdown
     assert "- FOVEA, Table 7. Difference to FOVEA" in markdown
     latex = (tables / "fovea_table7.tex").read_text()
-    assert "$\\Delta$ tau here" in latex
-    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {6}
+    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {4}, (
+        "no control, none of ours"
+    )
+    latex = (tables / "fovea_table3.tex").read_text()
+    assert "draft ms here: a target &" in latex
+    assert {line.count(" & ") for line in latex.splitlines() if line.endswith("\\\\")} == {8}
     assert "<code>page_tables/</code>" in (folder / "out" / "page.html").read_text()
     (tables / "study_of_another_page.csv").write_text("x")
     write_page(find_entries([folder / "pld"])[0], folder / "out" / "page.html")
@@ -214,6 +221,47 @@ def test_prompts_that_could_not_be_read_are_counted_and_named(tmp_path):
     print_table(SpeedResult.load(run / "evaluation" / "final"), console)
     printed = console.file.getvalue()
     assert "Prompts that could not be read, and are in no figure: 2. bad#1, <worse>" in printed
+
+
+def test_a_measurement_with_an_unexplained_answer_or_of_a_failed_job_is_warned_of(tmp_path):
+    job(tmp_path / "good", "pld", outcomes=("exact", "tie", "exact"))
+    job(tmp_path / "bad", better=2, outcomes=("exact", "unexplained", "tie"), ended="failed: 1 of 3 differ")
+    job(tmp_path / "full", "dream", better=1, ended="failed: no room")
+    job(tmp_path / "under_way", "msd", ended="interrupted")
+    (path, *_) = write_page(find_entries([tmp_path])[0], tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    head = unescape(text[text.index("<header>") : text.index("<nav")])
+    assert "fovea is not lossless here: 1 of 3 answers differs from the target's own and nothing explains it" in head
+    assert "first 'b': token 1 is 5 instead of 4, unexplained" in head
+    assert "dream: the job has failed: no room" in head
+    assert head.count('class="warn"') == 2, "a job that writes its own page is under way"
+    assert "fovea," not in head[head.index("lead") :], "what is not lossless is not the best"
+    assert "2 leave them at a near-tie" in head
+    assert "and 1 differs without an explanation" in head
+    heading, *rows = Page(text).tables[0]
+    (bad,) = (dict(zip(heading, row, strict=True)) for row in rows if row[0].strip() == "fovea")
+    assert [bad[name].strip() for name in ("exact", "tie-explained", "unexplained")] == ["1", "1", "1"]
+    assert "- **Warning**: fovea is not lossless here" in path.with_suffix(".md").read_text()
+    assert "% Warning: fovea is not lossless here" in path.with_suffix(".tex").read_text()
+    write_page(find_entries([tmp_path / "bad"])[0], tmp_path / "page.html")
+    assert "No measurement here is sound" in path.read_text(encoding="utf-8")
+
+
+def test_the_page_names_the_checkpoint_it_was_measured_on(tmp_path):
+    known = {"target_name": "Qwen/Qwen2.5-VL-3B-Instruct", "target_revision": "66285546d2b8" + 28 * "0"}
+    job(tmp_path / "new", target="Qwen2_5_VLForConditionalGeneration", target_weights="ab" * 32, **known)
+    job(tmp_path / "old", "pld", config={"model": {"path": "/home/me/some-7b", "hub_id": "x/y", "name": "z"}})
+    (tmp_path / "old" / "provenance.json").write_text(json.dumps({"fingerprints": {"target": "cd" * 32}}))
+    entries, _ = find_entries([tmp_path])
+    name, words = comparison.conditions(entries)[0]
+    assert name == "target"
+    assert (
+        "Qwen/Qwen2.5-VL-3B-Instruct (Qwen2_5_VLForConditionalGeneration, revision 66285546d2b8, weights abababababab)"
+    ) in words
+    assert "some-7b (a target, weights cdcdcdcdcdcd)" in words, "a folder of before: by what its job has kept"
+    (path, *_) = write_page(entries, tmp_path / "page.html")
+    assert words in path.read_text(encoding="utf-8")
+    assert "/home/me" not in path.read_text(encoding="utf-8")
 
 
 def test_the_command_writes_the_report_of_a_single_run_too(folder, monkeypatch, capsys):
