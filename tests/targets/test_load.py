@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from fovea.targets.chat_template import PromptError
 from fovea.targets.checkpoint import CheckpointError
 from fovea.targets.load import (
     load_generation_config,
@@ -19,7 +20,6 @@ from fovea.targets.load import (
     resolve_checkpoint,
     weights_fingerprint,
 )
-from fovea.targets.prompting import PromptError
 from fovea.targets.spec import UnsupportedTargetError
 
 
