@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from datamodules.conversation_source import ConversationSource
 from datamodules.online import OnlineDataModule
 from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
+from fovea.app.updates import require_updates
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
@@ -64,6 +66,7 @@ def make_datamodule(
         export=settings.export,
         load_target=load_target,
         load_vision=load_vision,
+        require_enough=partial(require_updates, cfg),
         train=source(cfg, "data.train"),
         val=source(cfg, "data.val"),
         **_texts(cfg, settings),

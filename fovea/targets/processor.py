@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import is_protobuf_available, is_sentencepiece_available
+from transformers.utils.import_utils import is_protobuf_available, is_sentencepiece_available
 
 from fovea.targets.checkpoint import CheckpointError
 from fovea.targets.remote_code import remote_code_refused
