@@ -53,6 +53,8 @@ class ArtifactDataModule(L.LightningDataModule):
         export: how artifacts are made.
         load_target: called only if something must be exported.
         load_vision: loads the vision tower onto a device; None does so in float32.
+        require_enough: given the number of conversations to train on before they are exported, raises if training on
+            no more samples cannot work; called if all are known.
         train: conversations, or the folder or URL of finished artifacts (see ``fovea.artifacts.transport``).
         val: the same for validation; None takes ``loader.val_fraction`` of local training artifacts, chosen so that no
             picture is on both sides.
@@ -75,10 +77,11 @@ class ArtifactDataModule(L.LightningDataModule):
         loader: LoaderConfig | None = None,
         progress: bool = True,
         load_vision: Callable[[torch.device], HFTarget] | None = None,
+        require_enough: Callable[[int], None] | None = None,
     ):
         super().__init__()
         self._load_vision, self._collate = load_vision, PictureCollate(Path(checkpoint))
-        self._sight = Sight(self._tower)
+        self._sight, self._require_enough = Sight(self._tower), require_enough
         self.checkpoint, self.export_config, self._load_target = Path(checkpoint), export, load_target
         self.train_source, self.val_source = train, val
         curriculum = loader.curriculum if loader else None
@@ -108,6 +111,8 @@ class ArtifactDataModule(L.LightningDataModule):
                 else:
                     require_some(source)
                     missing.append((source, folder, fingerprint))
+        if any(source is self.train_source for source, _, _ in missing):
+            self._count()
         for source, folder, fingerprint in missing:
             target = self._load_target()
             export(target, source, folder, self.export_config, fingerprint, progress=self.progress)
@@ -162,6 +167,13 @@ class ArtifactDataModule(L.LightningDataModule):
         if self.folder is not None and source is self.train_source:
             return self.folder
         return self.root / f"{self.checkpoint.name}-{self._fingerprint(source).digest()}"
+
+    def _count(self) -> None:
+        """Has the conversations to train on counted, where they are conversations."""
+        sources = [source for source in (self.train_source, self.text_source) if source is not None]
+        known = [len(source) for source in sources if isinstance(source, ConversationSource)]
+        if self._require_enough is not None and len(known) == len(sources):
+            self._require_enough(sum(known))
 
     def _tower(self) -> HFTarget:
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")

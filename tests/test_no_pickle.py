@@ -33,6 +33,9 @@ def faults(source: str) -> list[str]:
                 found.append(f"{called} allows pickles")
             if called.endswith("trainer.fit") and "ckpt_path" in given and given.get("weights_only") != "True":
                 found.append("resumes a checkpoint without weights_only=True")
+            reads_folder = called.endswith(".from_pretrained") and called != "GenerationConfig.from_pretrained"
+            if given.get("trust_remote_code", "" if reads_folder else "False") != "False":
+                found.append(f"{called} without trust_remote_code=False")
             if called in ("eval", "exec", "yaml.load", "yaml.unsafe_load"):
                 found.append(f"calls {called}")
     return found
@@ -52,6 +55,8 @@ def test_no_source_unpickles(path):
         "torch.load(path, weights_only=False)",
         "np.load(path, allow_pickle=True)",
         "trainer.fit(module, ckpt_path=path)",
+        "AutoConfig.from_pretrained(folder)",
+        "AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)",
         "eval(text)",
     ],
 )

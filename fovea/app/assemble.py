@@ -21,7 +21,7 @@ from datamodules.trained_on import tell_of_trained
 from fovea.app import runs, sources, targets, tracking
 from fovea.app.devices import decoding_dtype, device_of, training_precision, warn_of_emulation
 from fovea.app.provenance import note_drafter, note_fingerprints
-from fovea.app.ranks import require_strategy, wait_for_all
+from fovea.app.ranks import require_devices, require_strategy, wait_for_all
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.typed import SettingError
 from fovea.app.watch import watch
@@ -41,6 +41,7 @@ from fovea.evaluation.unfinished import discard_answers
 from fovea.targets.conversation import Conversation
 from fovea.targets.hf import HFTarget
 from fovea.targets.load import load_generation_config, load_head, load_spec, weights_fingerprint
+from fovea.targets.quantised import require_quantizer
 from fovea.training.module import DrafterModule
 
 #: Callbacks in ``conf/callbacks`` with a switch of their own; the second needs the whole target.
@@ -77,6 +78,7 @@ def start(cfg: DictConfig) -> Job:
         )
     if cfg.task == "train":
         require_strategy(cfg)
+    require_devices(cfg)
     targets.require_target(cfg.model)
     targets.require_eyes(cfg.model, settings)
     prompts = sources.require_sources(cfg, settings)
@@ -115,7 +117,9 @@ def make_evaluation(job: Job, target: Path, checkpoint: Path | None = None) -> D
 
     Raises:
         SelectionError: tokens cannot be selected as the settings ask.
+        UnsupportedTargetError: what reads the target's quantised weights is not installed.
     """
+    require_quantizer(target)
     selection = resolve(job.settings.selection, load_generation_config(target), load_spec(target))
     fingerprint = weights_fingerprint(target)
     note_fingerprints(job.folder, target=fingerprint)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 
+from fovea.app.typed import SettingError
 from fovea.hardware import multiplies_bfloat16
 
 log = logging.getLogger(__name__)
@@ -18,6 +21,37 @@ def device_of(accelerator: str) -> torch.device:
     if accelerator == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device({"gpu": "cuda"}.get(accelerator, accelerator))
+
+
+def gpus_here() -> int:
+    """GPUs that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def devices_named(devices: Any) -> int | list[int] | None:
+    """Lightning's ``trainer.devices``: a number of devices, or the numbers of some; None for all that there are.
+
+    Raises:
+        SettingError: it is none of these.
+    """
+    plain = OmegaConf.to_container(devices) if OmegaConf.is_config(devices) else devices
+    numbers = str(plain).strip("[] ").replace(",", " ").split()
+    if str(plain) in ("auto", "-1"):
+        return None
+    if not numbers or not all(number.isdigit() for number in numbers):
+        raise SettingError(f"trainer.devices is {plain}; name a number of devices, such as trainer.devices=2, or auto")
+    if isinstance(plain, list) or "," in str(plain):
+        return [int(number) for number in numbers]
+    return int(numbers[0])
+
+
+def fewer_devices(trainer: DictConfig, here: int) -> str:
+    """The overrides by which as many as possible of the ``here`` devices train with the same global batch."""
+    named = devices_named(trainer.devices)
+    asked = len(named) if isinstance(named, list) else named or 1
+    together = asked * trainer.accumulate_grad_batches
+    fewer = max(count for count in range(1, max(1, here) + 1) if together % count == 0)
+    return f"trainer.devices={fewer} trainer.accumulate_grad_batches={together // fewer}"
 
 
 def decoding_dtype(name: str, device: torch.device) -> torch.dtype:

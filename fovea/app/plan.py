@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from huggingface_hub import try_to_load_from_cache
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from fovea.app.devices import DTYPES
+from fovea.app.devices import DTYPES, fewer_devices, gpus_here
 from fovea.app.runs import record_settings
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.sources import source
 from fovea.app.targets import require_eyes
 from fovea.app.typed import SettingError, build, convert
+from fovea.app.updates import batching_of, devices_per_node, schedule_fault, updates_of
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.size import SampleLengths
 from fovea.drafters.training_free import CONFIGS
@@ -25,7 +25,7 @@ from fovea.planning.config import PlanConfig
 from fovea.planning.memory import GIB
 from fovea.planning.plan import PLAN, Run, make_plan
 from fovea.planning.table import print_plan
-from fovea.planning.updates import Batching, Updates, count_updates
+from fovea.planning.updates import Batching, Updates
 from fovea.targets.architecture import Architecture, read_architecture
 from fovea.targets.images import encoded_picture
 
@@ -65,7 +65,7 @@ def plan_job(cfg: DictConfig) -> dict[str, float]:
         require_eyes(cfg.model, settings)
         picture_bytes = find_picture_bytes(cfg, config, notes)
     on_gpu = config.accelerator == "gpu"
-    batching = _batching(cfg)
+    batching = batching_of(cfg, _devices(cfg, on_gpu=on_gpu, notes=notes))
     run = Run(
         architecture=architecture,
         drafter=(cfg.drafter.name, settings.drafter),
@@ -218,38 +218,27 @@ def _named(value: str, auto: str) -> str:
     return auto if value == "auto" else value
 
 
-def _batching(cfg: DictConfig) -> Batching:
-    trainer = cfg.trainer
-    devices = trainer.devices
-    if isinstance(devices, Sequence) and not isinstance(devices, str):
-        devices = len(devices)
-    if not str(devices).isdigit() or int(devices) < 1:
-        raise SettingError(f"trainer.devices is {devices}; a plan needs the number of devices: trainer.devices=2")
-    return Batching(
-        per_device=cfg.data.loader.batch_size,
-        accumulation=trainer.accumulate_grad_batches,
-        devices=int(devices) * trainer.num_nodes,
-        epochs=trainer.max_epochs,
-        max_updates=trainer.max_steps,
-        limit_batches=trainer.limit_train_batches,
-    )
+def _devices(cfg: DictConfig, *, on_gpu: bool, notes: list[str]) -> int:
+    """Devices of a machine that train; notes how many GPUs this one has, which need not be the one that trains."""
+    asked = devices_per_node(cfg)
+    if not asked:
+        raise SettingError(
+            f"trainer.devices is {cfg.trainer.devices}; a plan needs the number of devices: trainer.devices=2"
+        )
+    if on_gpu:
+        here = gpus_here()
+        notes.append(
+            f"The run takes {asked} GPU{'s' * (asked > 1)} (trainer.devices), and this machine has {here or 'none'}."
+            + (f" Here {fewer_devices(cfg.trainer, here)} has the same global batch." if 0 < here < asked else "")
+        )
+    return asked
 
 
 def _updates(cfg: DictConfig, samples: int, batching: Batching, notes: list[str]) -> Updates:
     """The updates; what the schedule itself would refuse is noted."""
-    schedule = cfg.scheduler
-    updates = count_updates(
-        samples,
-        batching,
-        warmup_steps=schedule.get("warmup_steps"),
-        warmup_ratio=schedule.get("warmup_ratio"),
-    )
-    if "_target_" in schedule:
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-        try:
-            instantiate(schedule)(optimizer, total_steps=updates.total)
-        except ValueError as error:
-            notes.append(f"Training would be refused: {error}.")
+    updates = updates_of(cfg, samples, batching)
+    if fault := schedule_fault(cfg, updates.total):
+        notes.append(f"Training would be refused: {fault}.")
     return updates
 
 

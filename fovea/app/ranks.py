@@ -10,7 +10,7 @@ import lightning as L
 import torch.distributed as dist
 from omegaconf import DictConfig
 
-from fovea.app.devices import device_of
+from fovea.app.devices import device_of, devices_named, fewer_devices, gpus_here
 from fovea.app.errors import is_lost_rank
 from fovea.app.typed import SettingError
 from fovea.app.watch import watch
@@ -39,6 +39,35 @@ def require_strategy(cfg: DictConfig) -> None:
     require_deepspeed()
     if device_of(cfg.trainer.accelerator).type != "cuda":
         raise SettingError("strategy=deepspeed_zero2 trains on GPUs, and there is none: choose strategy=ddp or fsdp2")
+
+
+def require_devices(cfg: DictConfig) -> None:
+    """Refuses to begin on GPUs that this machine does not have; a CPU takes as many processes as are asked for.
+
+    Raises:
+        SettingError: with the settings that keep the global batch on the GPUs that there are.
+    """
+    trainer = cfg.trainer
+    if device_of(trainer.accelerator).type != "cuda":
+        return
+    here, named = gpus_here(), devices_named(trainer.devices)
+    if not here:
+        raise SettingError(
+            f"trainer.accelerator is {trainer.accelerator} and torch finds no GPU on this machine; "
+            "choose trainer.accelerator=cpu, or a build of torch that fits the GPU's driver"
+        )
+    needed = max(named, default=0) + 1 if isinstance(named, list) else named or 1
+    if needed <= here:
+        return
+    has = f"this machine has {here} GPU{'s' if here > 1 else ''}"
+    if isinstance(named, list):
+        raise SettingError(f"trainer.devices names GPU {max(named)}, and {has}, numbered from 0")
+    if cfg.task != "train":
+        raise SettingError(f"trainer.devices asks for {named} GPUs, and {has}; add trainer.devices={here}")
+    raise SettingError(
+        f"trainer.devices asks for {named} GPUs, and {has}; {fewer_devices(trainer, here)} trains with the same "
+        "global batch"
+    )
 
 
 def on_ranks(job: Job) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from datamodules.online import OnlineDataModule
 from datamodules.trained_on import TrainedOn, Unseen, place_of
 from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
+from fovea.app.updates import require_updates
 from fovea.drafters.checkpoint import read_record
 from fovea.targets.base import Target
 from fovea.targets.conversation import Conversation
@@ -67,6 +69,7 @@ def make_datamodule(
         export=settings.export,
         load_target=load_target,
         load_vision=load_vision,
+        require_enough=partial(require_updates, cfg),
         train=source(cfg, "data.train"),
         val=source(cfg, "data.val"),
         **_texts(cfg, settings),

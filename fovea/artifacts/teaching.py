@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from fovea.artifacts.config import ExportConfig
 from fovea.targets.base import Encoded, Target
+from fovea.targets.chat_template import PromptError
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import BrokenImageError
-from fovea.targets.prompting import PromptError
 from fovea.targets.teacher_batch import TeacherSample, supervised_positions
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from fovea.targets.base import Encoded
+from fovea.targets.chat_template import PromptError
 from fovea.targets.conversation import Conversation, prompts_of
 from fovea.targets.padding import pad
-from fovea.targets.prompting import PromptError
 
 if TYPE_CHECKING:
     from fovea.targets.hf import HFTarget

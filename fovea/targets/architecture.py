@@ -10,6 +10,7 @@ import torch
 
 from fovea.targets.base import RopeSpec, TargetSpec
 from fovea.targets.load import read_config
+from fovea.targets.remote_code import remote_code_refused
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,11 @@ def read_architecture(folder: Path | str) -> Architecture:
     config, adapter = read_config(Path(folder))
     spec = adapter.read_spec(config, (0,))
     tied = bool(config.tie_word_embeddings)
-    with torch.device("meta"):
-        make = getattr(adapter.model_class, "from_config", None) or adapter.model_class._from_config
-        model = make(config)
+    with torch.device("meta"), remote_code_refused(Path(folder)):
+        if hasattr(adapter.model_class, "from_config"):  # one of transformers' Auto classes
+            model = adapter.model_class.from_config(config, trust_remote_code=False)
+        else:
+            model = adapter.model_class._from_config(config)
     everything = sum(weight.numel() for weight in model.parameters())
     decoder = sum(weight.numel() for weight in model.get_decoder().parameters())
     head = 0 if tied else spec.vocab_size * spec.hidden_size

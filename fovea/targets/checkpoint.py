@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from fovea.targets.head import TargetHead
+from fovea.targets.remote_code import remote_code_refused
 
 # Names under which checkpoints keep the three tensors; save formats and transformers versions nest them differently.
 _PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.", "model.text_model.")
@@ -171,12 +172,15 @@ def load_head(path: str | Path, *, dtype: torch.dtype) -> TargetHead:
 
     Raises:
         CheckpointError: the folder or one of the tensors is missing.
+        UnsupportedTargetError: only code of the folder's own could read its configuration.
     """
     folder = _complete(Path(path))
     found = _read_tensors(weight_files(folder), frozenset((*_EMBEDDINGS, *_NORMS, *_LM_HEADS)).__contains__)
     embedding = _one(found, _EMBEDDINGS, "input embedding", folder).to(dtype)
     norm = _one(found, _NORMS, "final norm weight", folder).to(dtype)
-    if AutoConfig.from_pretrained(folder).tie_word_embeddings:
+    with remote_code_refused(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if config.tie_word_embeddings:
         return TargetHead(embedding, embedding, norm)
     return TargetHead(embedding, _one(found, _LM_HEADS, "LM head", folder).to(dtype), norm)
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fovea.targets.base import Encoded, View
+from fovea.targets.chat_template import PromptError
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import open_image
-from fovea.targets.prompting import PromptError, PromptTokens
+from fovea.targets.prompting import PromptTokens
 
 if TYPE_CHECKING:
     from fovea.targets.hf import HFTarget

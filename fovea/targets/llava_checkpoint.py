@@ -33,7 +33,10 @@ from transformers import (
 )
 
 from fovea.files import room_for
+from fovea.targets.chat_template import PromptError
 from fovea.targets.checkpoint import CheckpointError, damaged, read_settings, tensor_readers, weight_files
+from fovea.targets.llava_templates import IMAGE, chat_template
+from fovea.targets.processor import read_processor
 from fovea.targets.spec import UnsupportedTargetError
 
 #: Language model of each architecture of the code base.
@@ -66,33 +69,6 @@ _RENAMED = (
     ("lm_head.", "language_model.lm_head."),
 )
 
-# What the code base trains and asks Vicuna with (its conversation "v1"), and Mistral (its "mistral_instruct").
-_VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
-    "and polite answers to the user's questions."
-)
-# Pictures stand before the text in Vicuna's turns, a system message in Mistral's first instruction. The space that the
-# code base puts between Mistral's answers and their end is left out: the target's own answers have none.
-_TEMPLATES = {
-    "llama": (
-        "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | map(attribute='text') | join + ' ' }}"
-        '{% else %}{{ "' + _VICUNA + "\" + ' ' }}{% endif %}"
-        "{% for message in messages if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}"
-        "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image>\\n' }}{% endfor %}"
-        "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
-        "{{ '</s>' if message['role'] == 'assistant' else ' ' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-    ),
-    "mistral": (
-        "{% for message in messages if message['role'] != 'system' %}{% if message['role'] == 'assistant' %}"
-        "{{ ' ' + message['content'][0]['text'] + '</s>' }}{% else %}{{ '[INST] ' }}"
-        "{% if loop.first and messages[0]['role'] == 'system' %}"
-        "{{ '<<SYS>>\\n' + messages[0]['content'] | map(attribute='text') | join + '\\n<</SYS>>\\n\\n' }}{% endif %}"
-        "{% for part in message['content'] %}{{ '<image>\\n' if part['type'] == 'image' else part['text'] }}"
-        "{% endfor %}{{ ' [/INST]' }}{% endif %}{% endfor %}"
-    ),
-}
-
 
 def convert(source: Path, destination: Path, vision_tower: Path | None = None) -> None:
     """Writes the checkpoint in ``source`` to ``destination``, which must not exist yet.
@@ -103,7 +79,8 @@ def convert(source: Path, destination: Path, vision_tower: Path | None = None) -
         vision_tower: folder of the CLIP model that the checkpoint names, for one without a tower of its own.
 
     Raises:
-        UnsupportedTargetError: another architecture, projector or way to put tiles together.
+        UnsupportedTargetError: another architecture, projector, way to cut pictures or to put tiles together, or a
+            language model that is asked in other words than those of Vicuna and Mistral and does not say in which.
         CheckpointError: a file is damaged or missing, or there is no vision tower.
         FileExistsError: ``destination`` exists.
         DiskFullError: there is no room for it.
@@ -190,47 +167,50 @@ def _write_weights(folder: Path, renamed: Mapping[Path, Mapping[str, str]], voca
 
 
 def _language_model(theirs: Mapping[str, Any]) -> str:
-    name = theirs["architectures"][0]
-    projector = theirs.get("mm_projector_type", "linear")
-    feature = theirs.get("mm_vision_select_feature", "patch")
-    merge = theirs.get("mm_patch_merge_type", "flat")
-    for field, value, fits in (
-        ("architectures", name, name in LANGUAGE_MODELS),
-        ("mm_projector_type", projector, projector == "mlp2x_gelu"),
-        ("mm_vision_select_feature", feature, feature == "patch"),
-        ("mm_patch_merge_type", merge, merge == "spatial_unpad" or not _tiled(theirs)),
+    name, merge = theirs["architectures"][0], theirs.get("mm_patch_merge_type", "flat")
+    for field, value, known in (
+        ("architectures", name, LANGUAGE_MODELS),
+        ("mm_projector_type", theirs.get("mm_projector_type", "linear"), ("mlp2x_gelu",)),
+        ("mm_vision_select_feature", theirs.get("mm_vision_select_feature", "patch"), ("patch",)),
+        ("image_aspect_ratio", _aspect(theirs), ("anyres", "pad", "square")),
+        ("mm_patch_merge_type", merge, ("spatial_unpad",) if _tiled(theirs) else (merge,)),
     ):
-        if not fits:
-            raise UnsupportedTargetError(f"{field} is {value!r}, which transformers' LLaVA cannot express")
+        if value not in known:
+            raise UnsupportedTargetError(
+                f"{field} is {value!r}, which transformers' LLaVA cannot express; take a checkpoint that was trained "
+                f"with {' or '.join(known)}"
+            )
     return LANGUAGE_MODELS[name]
+
+
+def _aspect(theirs: Mapping[str, Any]) -> str:
+    """How pictures are brought to the tower's square; of checkpoints that do not say, as the code base does it."""
+    return theirs.get("image_aspect_ratio") or "square"
 
 
 def _tiled(theirs: Mapping[str, Any]) -> bool:
     """LLaVA-NeXT cuts pictures into tiles; LLaVA-1.5 does not."""
-    return theirs.get("image_aspect_ratio") == "anyres"
+    return _aspect(theirs) == "anyres"
 
 
 def _describe(source: Path, theirs: Mapping[str, Any], kind: str, vision_tower: Path | None) -> tuple[Any, Any]:
     """Configuration and processor in transformers' terms.
 
     Raises:
-        CheckpointError: a tokenizer or the vision tower's configuration is damaged or missing.
+        CheckpointError: a tokenizer, the package that reads it or the vision tower's configuration is damaged or
+            missing.
+        UnsupportedTargetError: nothing says how the checkpoint is asked.
     """
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # it fails in as many ways as there are files of tokenizers
-        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(
-            f"'{source}' holds no tokenizer that can be read ({what}); copy the published model's into it"
-        ) from error
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"], "pad_token": "<pad>"})
+    tokenizer = read_processor(source, AutoTokenizer)
+    template = chat_template(source, tokenizer, kind)
+    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE], "pad_token": "<pad>"})
     text = {field: theirs[field] for field in _TEXT_FIELDS if field in theirs}
     text |= {"model_type": kind, "vocab_size": padded_vocabulary(len(tokenizer))}
     if kind == "mistral":
         text["sliding_window"] = theirs.get("sliding_window")
     shared: dict[str, Any] = {
         "text_config": text,
-        "image_token_index": tokenizer.convert_tokens_to_ids("<image>"),
+        "image_token_index": tokenizer.convert_tokens_to_ids(IMAGE),
         "vision_feature_layer": theirs["mm_vision_select_layer"],
     }
     if vision_tower:
@@ -250,13 +230,13 @@ def _describe(source: Path, theirs: Mapping[str, Any], kind: str, vision_tower: 
         "patch_size": config.vision_config.patch_size,
         "vision_feature_select_strategy": "default",
         "num_additional_image_tokens": 1,
-        "chat_template": _TEMPLATES[kind],
+        "chat_template": template,
     }
     if _tiled(theirs):
         images = LlavaNextImageProcessor(**size, image_grid_pinpoints=config.image_grid_pinpoints)
         return config, LlavaNextProcessor(images, tokenizer, **about)
-    # LLaVA-1.5 was trained on pictures padded to squares.
-    images = LlavaImageProcessor(**size, do_pad=True)
+    # LLaVA-1.5 was trained on pictures padded to squares, the first LLaVA on the squares in their middle.
+    images = LlavaImageProcessor(**size, do_pad=_aspect(theirs) == "pad")
     return config, LlavaProcessor(images, tokenizer, **about)
 
 
@@ -295,7 +275,7 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     try:
         convert(arguments.source, arguments.destination, arguments.vision_tower)
-    except (UnsupportedTargetError, OSError) as error:
+    except (UnsupportedTargetError, PromptError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

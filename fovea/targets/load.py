@@ -11,6 +11,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from fovea.targets.attention import PROBED_SDPA
 from fovea.targets.base import TargetSpec
+from fovea.targets.chat_template import find_chat_template
 from fovea.targets.checkpoint import (
     CheckpointError,
     damaged,
@@ -26,8 +27,10 @@ from fovea.targets.hf import HFTarget
 from fovea.targets.llava import Llava, LlavaNext
 from fovea.targets.llava_checkpoint import LANGUAGE_MODELS
 from fovea.targets.mid_states import default_mid_layers
-from fovea.targets.prompting import find_chat_template
+from fovea.targets.processor import read_processor
+from fovea.targets.quantised import require_quantizer
 from fovea.targets.qwen25vl import Qwen25VL
+from fovea.targets.remote_code import remote_code_refused
 from fovea.targets.spec import UnsupportedTargetError
 
 __all__ = [
@@ -85,7 +88,8 @@ def load_target(
 
     Raises:
         CheckpointError: no config.json, no weights, a damaged file, or some of the model's tensors are missing.
-        UnsupportedTargetError: as in :func:`load_spec`, or a language model that computes more than its layers say.
+        UnsupportedTargetError: as in :func:`load_spec`, a language model that computes more than its layers say, code
+            of the folder's own, or a package that reads quantised weights and is not installed.
         PromptError: the checkpoint has no chat template.
         ValueError: another ``attn_implementation`` than sdpa, the only one that takes a tree mask on every device.
     """
@@ -95,13 +99,15 @@ def load_target(
     config, adapter = read_config(folder)
     eos_ids = _eos_ids(folder, config)
     spec = adapter.read_spec(config, eos_ids)
-    processor = _processor(folder, adapter)
+    processor = read_processor(folder, adapter.processor_class)
     find_chat_template(processor)
+    require_quantizer(folder)
     require_whole(weight_files(folder))
     try:
-        model, loading = adapter.model_class.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-        )
+        with remote_code_refused(folder):
+            model, loading = adapter.model_class.from_pretrained(
+                folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, trust_remote_code=False
+            )
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise
@@ -139,29 +145,6 @@ def load_generation_config(path: str | Path) -> GenerationConfig | None:
     return GenerationConfig.from_pretrained(path)
 
 
-def _processor(folder: Path, adapter: type[HFTarget]) -> Any:
-    """Processor or tokenizer of the checkpoint.
-
-    Raises:
-        CheckpointError: there is none. Some kinds transformers then makes up, with no word in their vocabulary.
-    """
-    remedy = (
-        "copy the published model's tokenizer and processor files into it, or point to another copy with "
-        "model.path=<folder>"
-    )
-    try:
-        processor = adapter.processor_class.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(
-            f"'{folder}' holds no processor or tokenizer that can be read ({what}); {remedy}"
-        ) from error
-    tokenizer = getattr(processor, "tokenizer", processor)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise CheckpointError(f"'{folder}' holds no tokenizer (tokenizer.json and the like); {remedy}")
-    return processor
-
-
 def read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
     """The configuration in ``folder`` and the adapter of its architecture.
 
@@ -179,7 +162,10 @@ def read_config(folder: Path) -> tuple[Any, type[HFTarget]]:
     adapter = ADAPTERS.get(name, HFTarget if name.endswith("ForCausalLM") else None)
     if adapter is not None:
         try:
-            config = AutoConfig.from_pretrained(folder)
+            with remote_code_refused(folder):
+                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except UnsupportedTargetError:
+            raise
         except ValueError as error:  # a kind of model that transformers does not know, or a field that cannot be
             raise UnsupportedTargetError(f"'{folder}' holds a {name} that transformers cannot read: {error}") from error
         # A language model has no part that is one.

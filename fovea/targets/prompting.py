@@ -15,32 +15,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from jinja2 import TemplateError
-
+from fovea.targets.chat_template import ChatTemplate, PromptError
 from fovea.targets.conversation import Conversation
 from fovea.targets.messages import MessageError, checked_turns
 
 #: Stands for an answer whose ids are given while the text around it is tokenised.
 _STAND_IN = "Yes"
-
-
-class PromptError(ValueError):
-    """A conversation that the target cannot read; the message names its key and the remedy."""
-
-
-def find_chat_template(renderer: Any) -> str:
-    """The chat template of a processor, or else of its tokenizer.
-
-    Raises:
-        PromptError: neither has one.
-    """
-    template = getattr(renderer, "chat_template", None)
-    template = template or getattr(getattr(renderer, "tokenizer", None), "chat_template", None)
-    if not template:
-        raise PromptError(
-            "the checkpoint has no chat template; add chat_template.jinja to its folder, as its model card has it"
-        )
-    return template
 
 
 @dataclass(frozen=True)
@@ -65,8 +45,7 @@ class ChatPrompt:
     """
 
     def __init__(self, renderer: Any, tokenizer: Any, *, image_token: str | None, eos_ids: Sequence[int]) -> None:
-        self._renderer = renderer
-        self._template = find_chat_template(renderer)
+        self._template = ChatTemplate(renderer, sees=image_token is not None)
         self._tokenizer = tokenizer
         self._image_token = image_token
         self._eos_ids = frozenset(eos_ids)
@@ -79,7 +58,7 @@ class ChatPrompt:
 
         Raises:
             PromptError: turns that cannot be read (see :func:`fovea.targets.messages.checked_turns`), control tokens in
-                a text, other number of answers than turns ask for, or a template that drops what it was given.
+                a text, other number of answers than turns ask for, or a template that fails or drops what it was given.
         """
         turns = self._checked(conversation, own_answers=answers is None)
         if answers is not None:
@@ -159,13 +138,13 @@ class ChatPrompt:
             marker += "-"
         marker = f"[{marker}]"
         messages = [
-            {"role": turn["role"], "content": self._content([{"type": "text", "text": marker}])}
-            if turn["role"] == "assistant"
-            else {"role": turn["role"], "content": self._content(turn["content"])}
+            turn | {"content": [{"type": "text", "text": marker}]} if turn["role"] == "assistant" else turn
             for turn in turns
         ]
         answered = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
-        rendered = self._render(messages, turns[-1]["role"] != "assistant", conversation.key)
+        rendered = self._template.render(
+            messages, generation_prompt=turns[-1]["role"] != "assistant", key=conversation.key
+        )
         segments = rendered.split(marker)
         dropped = [t for turn in turns if turn["role"] != "assistant" for t in self._texts(turn) if t not in rendered]
         images = rendered.count(self._image_token) if self._image_token else 0
@@ -178,25 +157,11 @@ class ChatPrompt:
         leads = []
         for place, number in enumerate(answered):
             before = marker.join(segments[: place + 1])
-            prompt = self._render(messages[:number], True, conversation.key)
+            prompt = self._template.render(messages[:number], generation_prompt=True, key=conversation.key)
             lead = before.removeprefix(prompt)
             leads.append(lead if lead.isspace() and segments[place].endswith(lead) else "")
         trimmed = [segment.removesuffix(lead) for segment, lead in zip(segments, [*leads, ""], strict=True)]
         return trimmed, leads
-
-    def _render(self, messages: list[dict[str, Any]], generation_prompt: bool, key: str) -> str:
-        try:
-            return self._renderer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=generation_prompt
-            )
-        except TemplateError as error:
-            raise PromptError(
-                f"conversation '{key}': the chat template of the checkpoint refuses it: {error}"
-            ) from error
-
-    def _content(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]] | str:
-        """Parts as they are for a processor; text-only templates take strings."""
-        return parts if self._image_token else self._text(parts)
 
     @staticmethod
     def _texts(turn: dict[str, Any]) -> list[str]:

@@ -64,10 +64,10 @@ class SmolLavaConfig:
 
 
 def _write(config: SmolLavaConfig, language: Path, folder: Path) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(language)
+    tokenizer: Any = AutoTokenizer.from_pretrained(language, trust_remote_code=False)
     tokenizer.add_tokens([_IMAGE], special_tokens=True)
     tokenizer.chat_template = chat_template(image=f"{_IMAGE}\n")
-    speaker: Any = AutoModelForCausalLM.from_pretrained(language, dtype=torch.float32)
+    speaker: Any = AutoModelForCausalLM.from_pretrained(language, dtype=torch.float32, trust_remote_code=False)
     text = speaker.config.to_dict() | {"vocab_size": padded_vocabulary(len(tokenizer))}
     whole = LlavaConfig(
         text_config=text,

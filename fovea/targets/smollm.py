@@ -63,12 +63,14 @@ class SmolLM2Config:
 
 def convert_gguf(weights: Path, folder: Path) -> None:
     """Writes the model in the GGUF file ``weights`` as a checkpoint folder that transformers and we load."""
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, trust_remote_code=False)
     # How SmolLM2 splits text: digits one by one, then GPT-2's pieces. Not every version of transformers reads it.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    read = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        weights.parent, gguf_file=weights.name, dtype=torch.float32, trust_remote_code=False
+    )
     # What was read remembers that it came from a quantised file; a model of the same numbers does not.
     config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

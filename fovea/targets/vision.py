@@ -20,6 +20,8 @@ from fovea.targets.conversation import StoredImage
 from fovea.targets.hf import HFTarget
 from fovea.targets.images import open_image
 from fovea.targets.load import read_config
+from fovea.targets.processor import read_processor
+from fovea.targets.quantised import require_quantizer
 from fovea.targets.spec import UnsupportedTargetError
 
 
@@ -66,6 +68,7 @@ def load_vision(checkpoint: Path, *, device: torch.device | str, dtype: torch.dt
         CheckpointError: there are no weights, or no vision tower and projector among them.
     """
     require_sight(checkpoint)
+    require_quantizer(checkpoint)
     config, adapter = read_config(checkpoint)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # it would report the language model as missing
@@ -77,6 +80,7 @@ def load_vision(checkpoint: Path, *, device: torch.device | str, dtype: torch.dt
             dtype=dtype,
             attn_implementation="sdpa",
             output_loading_info=True,
+            trust_remote_code=False,
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -114,7 +118,7 @@ def _blind(checkpoint: Path) -> HFTarget:
 
 
 def _adapted(checkpoint: Path, config: Any, adapter: type[HFTarget], model: Any) -> HFTarget:
-    processor = adapter.processor_class.from_pretrained(checkpoint)
+    processor = read_processor(checkpoint, adapter.processor_class)
     return adapter(model, processor, adapter.read_spec(config, (0,)))
 
 

@@ -139,6 +139,20 @@ class TestWhatIsToldOfARun:
         plan = planned(tmp_path, "planning.accelerator=cpu")
         assert {phase["fits"] for phase in plan["typical"].values()} == {None}
 
+    def test_the_gpus_of_this_machine_are_told_beside_those_of_the_run(self, tmp_path, capsys, monkeypatch):
+        """It need not be the machine that trains."""
+        run, known = ("model=llava_next_vicuna_7b", "planning.samples=100"), ("planning.device_memory_gib=80",)
+        for here, said in (
+            (0, "The run takes 2 GPUs (trainer.devices), and this machine has none.\n"),
+            (4, "The run takes 2 GPUs (trainer.devices), and this machine has 4.\n"),
+            (1, "has 1. Here trainer.devices=1 trainer.accumulate_grad_batches=8 has the same global batch.\n"),
+        ):
+            monkeypatch.setattr("fovea.app.plan.gpus_here", lambda here=here: here)
+            planned(tmp_path, *run, *known)
+            assert said in capsys.readouterr().out
+        planned(tmp_path, *run, "planning.accelerator=cpu")
+        assert "this machine has" not in capsys.readouterr().out
+
     def test_a_warm_up_longer_than_the_training_is_foretold(self, tmp_path, capsys):
         planned(tmp_path, "model=qwen25vl", "planning.samples=100")
         assert "Training would be refused: scheduler.warmup_steps is 2000" in capsys.readouterr().out

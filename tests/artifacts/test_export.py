@@ -22,8 +22,8 @@ from fovea.artifacts.fingerprint import fingerprint_checkpoint
 from fovea.artifacts.lesson import hash_image
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.reading import open_artifacts
+from fovea.targets.chat_template import PromptError
 from fovea.targets.images import BrokenImageError
-from fovea.targets.prompting import PromptError
 
 SCRIPT = Path(__file__).parent / "export_script.py"
 

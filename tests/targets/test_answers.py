@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from fovea.targets.prompting import PromptError
+from fovea.targets.chat_template import PromptError
 
 
 @pytest.fixture(scope="module")

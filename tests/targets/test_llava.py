@@ -17,10 +17,10 @@ from PIL import Image
 from transformers import LlavaNextConfig, LlavaNextImageProcessor, LlavaNextProcessor
 from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
+from fovea.targets.chat_template import PromptError
 from fovea.targets.conversation import Conversation
 from fovea.targets.llava import Tiling
 from fovea.targets.load import load_spec, load_target
-from fovea.targets.prompting import PromptError
 from fovea.targets.spec import UnsupportedTargetError
 
 SIZES = st.tuples(st.integers(1, 3000), st.integers(1, 3000))

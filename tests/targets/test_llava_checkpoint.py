@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, CLIPImageProcessor
 
 from fovea.files import DiskFullError
 from fovea.targets.checkpoint import CheckpointError
@@ -21,6 +21,7 @@ from fovea.targets.conversation import Conversation
 from fovea.targets.llava_checkpoint import convert, main
 from fovea.targets.load import load_spec, load_target
 from fovea.targets.spec import UnsupportedTargetError
+from fovea.targets.tiny.tokenizer import train_tokenizer
 
 FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -164,6 +165,10 @@ def target_parts(content: Any) -> list[dict[str, Any]]:
         ({"mm_patch_merge_type": "flat"}, "mm_patch_merge_type is 'flat'"),
         ({"mm_vision_select_feature": "cls_patch"}, "mm_vision_select_feature is 'cls_patch'"),
         ({"architectures": ["LlavaMptForCausalLM"]}, "architectures is 'LlavaMptForCausalLM'"),
+        (
+            {"image_aspect_ratio": "anyres_max_9"},
+            "image_aspect_ratio is 'anyres_max_9', .*; take a checkpoint .* with anyres or pad or square",
+        ),
     ],
 )
 def test_what_transformers_cannot_express_is_refused(twin, llama_tokenizer, tmp_path, changes, message) -> None:
@@ -171,6 +176,101 @@ def test_what_transformers_cannot_express_is_refused(twin, llama_tokenizer, tmp_
         twin("llava_next_vicuna"), llama_tokenizer(plain=True), tmp_path, with_tower=False, **changes
     )
     with pytest.raises(UnsupportedTargetError, match=message):
+        convert(source, tmp_path / "new", clip)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("aspect", ["square", None, "pad"])
+def test_pictures_are_brought_to_squares_as_the_code_base_does_it(twin, llama_tokenizer, tmp_path, aspect) -> None:
+    """Cut to the square in their middle unless they were padded in training; in its code CLIP's processor does it."""
+    changes = {"image_aspect_ratio": aspect}
+    source, clip = original(twin("llava15"), llama_tokenizer(plain=True), tmp_path, with_tower=False, **changes)
+    convert(source, tmp_path / "new", clip)
+    side = 28
+    cut_out = CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
+    wide = Image.linear_gradient("L").convert("RGB").resize((90, 40))
+    theirs = cut_out(wide, return_tensors="pt")["pixel_values"]
+    ours = load_target(tmp_path / "new").read_images([wide]).vision["pixel_values"]
+    assert torch.equal(ours, theirs) == (aspect != "pad")
+
+
+#: Another language model's way to ask: ChatML.
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% for p in m['content'] %}"
+    "{{ '<image>\\n' if p['type'] == 'image' else p['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_a_language_model_that_is_asked_in_other_words_is_not_asked_in_vicunas(twin, tmp_path) -> None:
+    """Its tokenizer's own template knows no pictures; one that does is taken."""
+    tokenizer = train_tokenizer(["what is in the picture", "the red square and the blue circle"], 300)
+    assert (tokenizer.eos_token, "<image>" in tokenizer.chat_template) == ("<|im_end|>", False)
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    source, clip = original(twin("llava_next_vicuna"), tokenizer, tmp_path, with_tower=False, **ids)
+    with pytest.raises(UnsupportedTargetError, match=r"source' ends answers with '<\|im_end\|>', so .*template\.jinja"):
+        convert(source, tmp_path / "new", clip)
+    assert not (tmp_path / "new").exists()
+    (source / "chat_template.jinja").write_text(CHATML)
+    convert(source, tmp_path / "new", clip)
+    target = load_target(tmp_path / "new")
+    turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}]
+    encoded = target.encode(Conversation("x", turns, (Image.new("RGB", (60, 40)),)))
+    text = target.tokenizer.decode(encoded.ids[~encoded.is_visual])
+    assert text == "<|im_start|>user\n\nwhat is it?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def as_sentencepiece(folder: Path, tokenizer: Any) -> None:
+    """The files of a plain Llama ``tokenizer`` as the code base publishes them: tokenizer.model in the place of
+    tokenizer.json."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    model.trainer_spec.model_type = 2  # BPE
+    model.trainer_spec.byte_fallback = True
+    model.trainer_spec.unk_id, model.trainer_spec.bos_id, model.trainer_spec.eos_id = 0, 1, 2
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.remove_extra_whitespaces = False
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
+        piece = model.pieces.add()
+        piece.piece, piece.score = token, -float(number)
+        piece.type = kinds.get(token, 6 if token.startswith("<0x") else 1)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    (folder / "tokenizer.model").write_bytes(model.SerializeToString())
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": True, "legacy": False}))
+
+
+def test_the_published_tokenizer_file_is_read(twin, llama_tokenizer, tmp_path) -> None:
+    """They hold tokenizer.model alone: its ids are those of the same vocabulary in tokenizer.json."""
+    pytest.importorskip("sentencepiece")
+    tokenizer = llama_tokenizer(plain=True)
+    source, clip = original(twin("llava_next_vicuna"), tokenizer, tmp_path, with_tower=False)
+    convert(source, tmp_path / "from json", clip)
+    as_sentencepiece(source, tokenizer)
+    convert(source, tmp_path / "from model", clip)
+    turns = [{"role": "user", "content": "what is the red square, ünd?"}, {"role": "assistant", "content": "a circle"}]
+    read = [load_target(tmp_path / name).encode(Conversation("x", turns)) for name in ("from json", "from model")]
+    assert read[0].ids.tolist() == read[1].ids.tolist()
+    assert read[0].answer_mask.tolist() == read[1].answer_mask.tolist()
+
+
+@pytest.mark.parametrize("package", ["sentencepiece", "protobuf"])
+def test_a_missing_reader_of_the_tokenizer_is_named(twin, llama_tokenizer, tmp_path, monkeypatch, package) -> None:
+    """Not tiktoken, of which transformers speaks."""
+    source, clip = original(twin("llava_next_vicuna"), llama_tokenizer(plain=True), tmp_path, with_tower=False)
+    for file in source.glob("*token*"):
+        file.unlink()
+    (source / "tokenizer.model").write_bytes(b"\n\x05\n")
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    for name in ("sentencepiece", "protobuf"):
+        monkeypatch.setattr(f"fovea.targets.processor.is_{name}_available", lambda there=name != package: there)
+    with pytest.raises(
+        CheckpointError, match=rf"no tokenizer\.json, and {package}, which .*; run pip install {package}$"
+    ):
         convert(source, tmp_path / "new", clip)
     assert not (tmp_path / "new").exists()
 
@@ -217,7 +317,10 @@ def cut(file: Path) -> None:
         ),
         (lambda s, c: without(s, "mm_projector"), r"source' holds no tensors of multi_modal_projector; complete"),
         (lambda s, c: without(s, "model.layers."), r"source' holds no tensors of language_model\.model\.layers"),
-        (lambda s, c: [file.unlink() for file in s.glob("*token*")], r"source' holds no tokenizer that can be read"),
+        (
+            lambda s, c: [file.unlink() for file in s.glob("*token*")],
+            r"source' holds no processor or tokenizer that can",
+        ),
         (lambda s, c: cut(c / "model.safetensors"), r"clip/model\.safetensors' is cut off"),
         (lambda s, c: cut(c / "config.json"), r"clip/config\.json' is no whole JSON"),
         (

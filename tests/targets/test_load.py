@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import pickle
@@ -9,7 +10,10 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
+from fovea.targets.architecture import read_architecture
+from fovea.targets.chat_template import PromptError
 from fovea.targets.checkpoint import CheckpointError
 from fovea.targets.load import (
     load_generation_config,
@@ -19,8 +23,9 @@ from fovea.targets.load import (
     resolve_checkpoint,
     weights_fingerprint,
 )
-from fovea.targets.prompting import PromptError
+from fovea.targets.processor import read_processor
 from fovea.targets.spec import UnsupportedTargetError
+from fovea.targets.vision import load_vision
 
 
 @pytest.fixture
@@ -153,6 +158,92 @@ def test_a_missing_chat_template_is_found_before_the_weights_are_read(folder: Pa
     (folder / "chat_template.jinja").unlink()
     (folder / "model.safetensors").unlink()
     with pytest.raises(PromptError, match=r"no chat template; add chat_template.jinja"):
+        load_target(folder)
+
+
+CODE = "from pathlib import Path\nPath('{mark}').touch()\n"
+
+
+@pytest.fixture
+def armed(folder: Path, tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
+    """A checkpoint with modules of its own, and what stands there if one of them was run; who is asked says yes."""
+    mark = tmp_path / "owned"
+    for name in ("configuration_own", "modeling_own", "processing_own", "tokenization_own"):
+        (folder / f"{name}.py").write_text(CODE.format(mark=mark))
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(CODE.format(mark=mark))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    return folder, mark
+
+
+MODEL = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+
+
+@pytest.mark.parametrize("architecture", ["OwnForCausalLM", "Qwen2_5_VLForConditionalGeneration"])
+def test_a_folder_that_needs_its_own_code_is_refused(armed, architecture) -> None:
+    folder, mark = armed
+    edit(folder / "config.json", architectures=[architecture], model_type="own", auto_map=MODEL)
+    named = r"target' can only be read by Python code that it brings .* docs/new_target\.md"
+    for read in (load_spec, load_target, read_architecture, lambda path: load_head(path, dtype=torch.float32)):
+        with pytest.raises(UnsupportedTargetError, match=named) as error:
+            read(folder)
+        assert "\n" not in str(error.value)
+    assert not mark.exists()
+
+
+def test_a_tokenizer_that_needs_its_own_code_is_refused(armed, small_checkpoint) -> None:
+    folder, mark = armed
+    shutil.copytree(small_checkpoint("llama"), folder, dirs_exist_ok=True)
+    own = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    edit(folder / "tokenizer_config.json", auto_map=own, tokenizer_class="OwnTokenizer")
+    edit(folder / "config.json", model_type="own")
+    with pytest.raises(UnsupportedTargetError, match=r"can only be read by Python code that it brings"):
+        read_processor(folder, AutoTokenizer)
+    assert not mark.exists()
+
+
+def test_of_a_folder_that_transformers_knows_no_code_is_run(armed, small_target) -> None:
+    """Models that have come into transformers keep theirs."""
+    folder, mark = armed
+    edit(folder / "config.json", auto_map=MODEL)
+    own = {"AutoProcessor": "processing_own.Own", "AutoTokenizer": ["tokenization_own.Own", None]}
+    for name in ("processor_config.json", "tokenizer_config.json"):
+        edit(folder / name, auto_map=own)
+    assert load_target(folder).spec == small_target.spec
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "gptqmodel"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "optimum"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "quant_method": "bitsandbytes"}, "bitsandbytes"),
+        (
+            {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+            "compressed-tensors",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["quantization_config", "text_config__quantization_config"])
+def test_quantised_weights_name_the_package_that_reads_them(folder: Path, settings, package, where) -> None:
+    if importlib.util.find_spec(package.replace("-", "_")):
+        pytest.skip(f"{package} is installed")
+    edit(folder / "config.json", **{where: settings})
+    (folder / "model.safetensors").write_bytes(b"not looked at")
+    named = rf"quantised \({settings['quant_method']}\) and cannot be read here: .*{package}.* model\.path=<folder>$"
+    for read in (load_target, lambda path: load_vision(path, device="cpu", dtype=torch.float32)):
+        with pytest.raises(UnsupportedTargetError, match=named) as error:
+            read(folder)
+        assert "\n" not in str(error.value)
+
+
+def test_a_language_model_without_the_reader_of_its_tokenizer_is_named(small_checkpoint, tmp_path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(small_checkpoint("llama"), tmp_path / "target"))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"\n\x05\n")
+    monkeypatch.setattr("fovea.targets.processor.is_sentencepiece_available", lambda: False)
+    with pytest.raises(CheckpointError, match=r"holds tokenizer\.model and no .*; run pip install sentencepiece$"):
         load_target(folder)
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fovea.targets.chat_template import PromptError
 from fovea.targets.conversation import Conversation
 from fovea.targets.images import BrokenImageError
-from fovea.targets.prompting import PromptError
 
 SEEING = ("qwen25vl", "llava_next_vicuna", "llava15")
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fovea.evaluation.prompts import UnreadablePrompt, encode_prompt, user_turns
+from fovea.targets.chat_template import PromptError
 from fovea.targets.conversation import Conversation
-from fovea.targets.prompting import ChatPrompt, PromptError
+from fovea.targets.prompting import ChatPrompt
 
 
 def by_processor(target, conversation: Conversation) -> torch.Tensor:
@@ -232,6 +233,70 @@ def test_the_tokenizers_template_serves_a_processor_without_one(small_target) ->
     prompt = ChatPrompt(Renderer(tokenizer, None), tokenizer, image_token="<|image_pad|>", eos_ids=(2,))
     conversation = Conversation("x", [USER])
     assert prompt.tokens(conversation).ids == small_target.prompt.tokens(conversation).ids
+
+
+def prompt_of(small_target, template) -> ChatPrompt:
+    """Of a target that sees, whose checkpoint has ``template``."""
+    tokenizer = small_target.tokenizer
+    return ChatPrompt(Renderer(tokenizer, template), tokenizer, image_token="<|image_pad|>", eos_ids=(2,))
+
+
+TRIMMED = "{% for m in messages %}{{ '[' + m['role'] + ']' }}{{ m['content'] | trim }}{{ '<|im_end|>' }}{% endfor %}"
+ADDED = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '<|im_end|>' }}{% endfor %}"
+#: Parts of the user alone; another's content is printed as it is.
+MIXED = (
+    "{% for m in messages %}{{ '[' + m['role'] + ']' }}{% if m['role'] == 'user' %}{% for p in m['content'] %}"
+    "{{ '<|image_pad|>' if p['type'] == 'image' else p['text'] }}{% endfor %}{% else %}{{ m['content'] }}{% endif %}"
+    "{{ '<|im_end|>' }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [TRIMMED, ADDED, MIXED])
+def test_a_template_for_strings_is_given_strings(small_target, template) -> None:
+    """As a language model's is: a list of parts would fail in it, or be printed as code."""
+    tokens = prompt_of(small_target, template).tokens(Conversation("x", [SYSTEM, USER, ANSWER]))
+    text = small_target.tokenizer.decode(tokens.ids)
+    assert text == "[system]be brief<|im_end|>[user]hi<|im_end|>[assistant]yes<|im_end|>"
+    answer = [token for token, answered in zip(tokens.ids, tokens.answer_mask, strict=True) if answered]
+    assert small_target.tokenizer.decode(answer) == "yes<|im_end|>"
+
+
+def test_a_template_for_parts_is_given_parts_and_one_for_both_too(small_target) -> None:
+    said = "{% set c = messages[0]['content'] %}{{ 'text' + c if c is string else 'parts' + c[0].text }}"
+    tokens = prompt_of(small_target, said).tokens(Conversation("x", [USER]))
+    assert small_target.tokenizer.decode(tokens.ids) == "partshi"
+
+
+@pytest.mark.parametrize("template", [TRIMMED, ADDED])
+def test_a_template_for_strings_has_no_place_for_pictures(small_target, small_conversations, template) -> None:
+    with pytest.raises(PromptError, match=r"'image': it has pictures, and the chat template .* takes texts only; give"):
+        prompt_of(small_target, template).tokens(small_conversations[0])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", r"fails on it \(TypeError: .*\); it may be .*chat_template\.jinja"),
+        (
+            "{{ raise_exception('parts!') if messages[0]['content'] is string else messages[0]['content'] }}",
+            r"prints the parts of messages as code; give .* the chat_template\.jinja of its chat model",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_applied_is_named_in_one_sentence(small_target, template, message) -> None:
+    with pytest.raises(PromptError, match=f"conversation 'x': .*{message}") as error:
+        prompt_of(small_target, template).tokens(Conversation("x", [USER]))
+    assert "\n" not in str(error.value)
+
+
+def test_of_several_templates_the_default_one_is_taken(small_target) -> None:
+    tokenizer = small_target.tokenizer
+    named = {"default": tokenizer.chat_template, "tool_use": "{{ 'tools' }}"}
+    conversation = Conversation("x", [USER])
+    expected = small_target.prompt.tokens(conversation).ids
+    assert prompt_of(small_target, named).tokens(conversation).ids == expected
+    with pytest.raises(PromptError, match=r"called rag, tool_use and none called default; save .*chat_template\.jinja"):
+        prompt_of(small_target, {"tool_use": "x", "rag": "y"})
 
 
 def test_a_missing_template_is_named(small_target) -> None:
