@@ -86,7 +86,9 @@ class RecordingLauncher(Launcher):
         )
 
     def _note(self, error: Exception) -> None:
-        with Path(self.config.hydra.sweep.dir, LOG).open("a", encoding="utf-8") as log:
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("a", encoding="utf-8") as log:
             log.writelines(traceback.format_exception(error))
 
 
