@@ -64,15 +64,31 @@ def test_an_export_is_read(command):
     assert options.data[0] == "datamodules.conversations:JsonlConversations"
 
 
+def test_no_task_waits_for_one_that_is_gone():
+    started = re.findall(r"^ *srun (.*)", PAGE, flags=re.MULTILINE)
+    assert len(started) > 1
+    assert all("--kill-on-bad-exit=1" in words for words in started)
+
+
+def submit(folder: Path, **does: str) -> subprocess.Popen:
+    """The script, started in ``folder`` with stand-ins for SLURM's commands, each of which does what is told of it."""
+    for name, line in does.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    (folder / "job.sh").write_text(SCRIPT)
+    env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=env, start_new_session=True)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_script_ends_as_its_tasks_have_ended(tmp_path, code):
+    """Else SLURM takes a failed job for a completed one, and starts what waits for its success."""
+    assert submit(tmp_path, srun=f"sleep 0.2; exit {code}").wait(30) == code
+
+
 def test_the_script_queues_its_job_again(tmp_path):
-    """With stand-ins for srun, which works until it is ended, and scontrol, which notes what it is told."""
-    for name, does in (("srun", 'echo "$@" > started; exec sleep 60'), ("scontrol", 'echo "$@" > told')):
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{does}\n")
-        path.chmod(0o755)
-    (tmp_path / "job.sh").write_text(SCRIPT)
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=env, start_new_session=True)
+    """With an srun that works until it is ended, and an scontrol that notes what it is told."""
+    job = submit(tmp_path, srun='echo "$@" > started; exec sleep 60', scontrol='echo "$@" > told')
     try:
         for name in ("started", "told"):
             deadline = time.monotonic() + 30

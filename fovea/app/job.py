@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -14,14 +14,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fovea.app import errors, tracking
-from fovea.app.apart import run_apart
+from fovea.app.apart import ApartError, run_apart, runs_apart
 from fovea.app.inherit import command_line
 from fovea.app.logs import FILE_ONLY, quiet_lightning
 from fovea.app.outcome import Outcome
 from fovea.app.plugins import load_plugins
 from fovea.app.provenance import write_provenance
-from fovea.app.ranks import several_devices
-from fovea.app.watch import watch_first
+from fovea.app.watch import watch_first, watch_sweep
 from fovea.files import DiskFullError
 
 #: Exit code of a job that Ctrl-C ended, by the shells' convention.
@@ -30,12 +29,12 @@ INTERRUPTED = 130
 log = logging.getLogger("fovea")
 
 
-def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) -> Any:
+def run_job(cfg: DictConfig, task: FunctionType) -> Any:
     """Runs ``task`` and records where it came from and how it ended.
 
     Trackers are closed however it ends. A failure leaves its traceback in the job's log; alone the job then exits with
-    1, in a sweep it lets the others run, and the sweep exits with 1. A job of a sweep that takes several devices runs
-    in a process of its own.
+    1, in a sweep it lets the others run, and the sweep exits with 1. A job of a sweep runs in a process of its own, so
+    that this holds whatever ends it.
 
     Returns:
         The metric named by ``optimized_metric``, or a list of several, for sweepers that search; None where it is
@@ -46,16 +45,20 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
     outcome = Outcome(command_line().overrides)
     quiet_lightning()
     watch_first(folder)
+    watch_sweep(folder)
     try:
         if _first_process():
             write_provenance(folder)
             outcome.write(folder)  # what is killed was interrupted
-        if in_sweep and not cfg.plan and several_devices(cfg):
-            task = run_apart
-        load_plugins(cfg)
-        with tracking.closed_at_end():
-            outcome.metrics = dict(task(cfg))
+        if in_sweep and runs_apart(cfg):
+            outcome.metrics = run_apart(cfg, task)
+        else:
+            load_plugins(cfg)
+            with tracking.closed_at_end():
+                outcome.metrics = dict(task(cfg))
         outcome.status = "completed"
+    except ApartError as raised:
+        outcome.status, outcome.error = "failed", str(raised)
     except Exception as raised:
         error = errors.cause(raised)
         outcome.status, outcome.error = "failed", errors.sentence(error, folder)
@@ -74,7 +77,7 @@ def run_job(cfg: DictConfig, task: Callable[[DictConfig], Mapping[str, float]]) 
                 outcome.write(folder)
                 if outcome.status == "completed":
                     _let_go(folder)
-    return _optimized(cfg, outcome.metrics)
+    return outcome.optimized(cfg.optimized_metric)
 
 
 def _let_go(folder: Path) -> None:
@@ -83,11 +86,6 @@ def _let_go(folder: Path) -> None:
     from fovea.evaluation.unfinished import discard_answers
 
     discard_answers(folder / EVALUATIONS / FINAL)
-
-
-def _optimized(cfg: DictConfig, metrics: Mapping[str, float]) -> Any:
-    names = cfg.optimized_metric
-    return metrics.get(names) if isinstance(names, str) else [metrics.get(name) for name in names]
 
 
 def _first_process() -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fovea.files import write_text
 
@@ -39,3 +41,18 @@ class Outcome:
     def fields(self) -> dict[str, str]:
         """Overridden fields and their values."""
         return dict(override.split("=", 1) for override in self.overrides if "=" in override)
+
+    def optimized(self, names: str | Sequence[str]) -> Any:
+        """The metric that is called so, or a list of several; None where it is missing."""
+        return self.metrics.get(names) if isinstance(names, str) else [self.metrics.get(name) for name in names]
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its exit code; a negative one is minus the signal that killed it."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    return f"was killed by {name}"

@@ -12,10 +12,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class GpusOfJobs(Callback):
-    """Job n sees as many GPUs as it asks for, taken in turn from those that the sweep sees: one device, the n-th.
-
-    A process that has used a GPU stays on it: so a worker that runs several jobs keeps that of its first.
-    """
+    """Job n sees as many GPUs as it asks for, taken in turn from those that the sweep sees: one device, the n-th."""
 
     def __init__(self) -> None:
         self.visible: list[str] = []

@@ -12,6 +12,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from fovea.app.lost import record_lost_jobs
 from fovea.app.outcome import FILE, Outcome
 from fovea.app.typed import convert
 from fovea.files import write_text
@@ -29,12 +30,15 @@ class Job:
 class SweepSummary(Callback):
     """Writes ``summary.csv``, ``summary.md``, ``summary.png`` and ``page.html``, and prints the table.
 
-    Ends the process with exit code 1 if a job failed, after all of them have run.
+    Ends the process with exit code 1 if a job failed, in whatever way, after all of them have run.
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:
         """``metrics``: names in the order of the columns; the first two are plotted."""
         self.metrics = list(metrics)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        record_lost_jobs()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from fovea.app.tracking import log_sweep  # these bring torch in, which --help can do without
@@ -55,7 +59,7 @@ class SweepSummary(Callback):
         where = f"summary in {folder}" + (f", page in {page}" if page else "")
         print(f"\n{text}\n{len(jobs) - len(failed)} of {len(jobs)} jobs completed; {where}")
         for job in failed:
-            print(f"job {job.name} {job.outcome.status}: {job.outcome.error} (traceback in {folder / job.name})")
+            print(f"job {job.name} {job.outcome.status}: {job.outcome.error} (its log is in {folder / job.name})")
         log_sweep(config, folder, rows)
         if failed:
             sys.stdout.flush()

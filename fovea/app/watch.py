@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +19,8 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from fovea.app.errors import gone
-from fovea.app.outcome import FILE, Outcome
+from fovea.app.errors import going_on, gone
+from fovea.app.outcome import FILE, Outcome, ending
 
 log = logging.getLogger("fovea")
 
@@ -31,6 +30,8 @@ PATIENCE = 15.0
 _STARTED = "train_ddp_process_"
 #: Variable with the number of the process that has started this one.
 _FIRST = "FOVEA_FIRST_RANK"
+#: Variable with the number of the process of a sweep that has started this one for a job.
+SWEEP = "FOVEA_SWEEP"
 
 
 def watch(launcher: Any, folder: Path, patience: float = PATIENCE) -> None:
@@ -52,6 +53,12 @@ def watch_first(folder: Path, patience: float = PATIENCE) -> None:
         _in_background(_wait_for_first, int(os.environ[_FIRST]), folder, patience)
 
 
+def watch_sweep(folder: Path) -> None:
+    """Ends this process behind the end of the one that has started it for a job of a sweep, if one has."""
+    if os.environ.get(SWEEP) == str(os.getppid()):  # ranks of the job have the variable, too, and another parent
+        _in_background(_wait_for_sweep, os.getppid(), folder)
+
+
 def _in_background(wait: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=wait, args=arguments, daemon=True, name="watch").start()
 
@@ -71,8 +78,7 @@ def _wait_for(
         return
     launcher.procs.clear()  # what is not in this list Lightning does not look at
     time.sleep(patience)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    words = gone(f"rank {rank} {how}", folder)
+    words = gone(f"rank {rank} {ending(code)}", folder)
     outcome = Outcome.read(folder) if (folder / FILE).is_file() else Outcome([])
     if outcome.status != "failed":  # else it has been said
         outcome.status, outcome.error = "failed", words
@@ -88,6 +94,13 @@ def _wait_for_first(first: int, folder: Path, patience: float) -> None:
         time.sleep(1.0)
     time.sleep(patience)
     log.error("%s", gone("the first rank was killed", folder))
+    _end()
+
+
+def _wait_for_sweep(sweep: int, folder: Path) -> None:
+    while os.getppid() == sweep:
+        time.sleep(1.0)
+    log.error("%s", f"The sweep that has started this job is gone. {going_on(folder)}".rstrip())
     _end()
 
 

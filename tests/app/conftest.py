@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(script: str, folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / script), *overrides]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=1200)
 
 
 def only(folder: Path, pattern: str) -> Path:

@@ -1,9 +1,14 @@
-"""An entry point over the real settings whose task is cheap: it logs to the trackers and fails for the seed 13."""
+"""An entry point over the real settings whose task is cheap: it logs to the trackers, and some seeds end it.
+
+13 and 14 raise; 15 kills its own process, and 16 the one that has started it.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import time
 
 import hydra
 from omegaconf import DictConfig
@@ -25,6 +30,9 @@ def task(cfg: DictConfig) -> dict[str, float]:
         raise SettingError("seed is 13; choose a lucky one")
     if cfg.seed == 14:
         return {"tau": 1 / 0}
+    if cfg.seed in (15, 16):
+        os.kill(os.getpid() if cfg.seed == 15 else os.getppid(), signal.SIGKILL)
+        time.sleep(600)
     return {"tau": float(cfg.seed), "decode_speedup": 2.0}
 
 

@@ -40,7 +40,7 @@ def start(folder: Path, *overrides: str, **environment: str) -> subprocess.Popen
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
-    printed, _ = process.communicate(timeout=300)
+    printed, _ = process.communicate(timeout=900)
     return process.returncode, printed
 
 
@@ -116,9 +116,9 @@ def test_an_unknown_field_lists_what_there_is(tmp_path):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """Four jobs with W&B offline: the second ends with a user's error, the third with a bug."""
+    """Five jobs with W&B offline: the second ends with a user's error, the third with a bug, the fourth is killed."""
     folder = tmp_path_factory.mktemp("sweep")
-    code, printed = finish(start(folder, "-m", "seed=1,13,14,2"))
+    code, printed = finish(start(folder, "-m", "seed=1,13,14,15,2"))
     (sweep,) = folder.glob("outputs/sweeps/*/*")
     return sweep, code, printed
 
@@ -127,12 +127,15 @@ class TestSweep:
     def test_the_others_run_and_the_exit_code_tells(self, sweep):
         folder, code, printed = sweep
         assert code == 1
-        assert "2 of 4 jobs completed" in printed
+        assert "2 of 5 jobs completed" in printed
+        assert printed.count("seed is 13; choose a lucky one") == 2  # by the job, and at the end
+        assert "job 3 failed: its process was killed by SIGKILL, as the system does where memory runs out." in printed
         rows = list(csv.DictReader((folder / "summary.csv").open()))
         assert [(row["seed"], row["status"], row["tau"]) for row in rows] == [
             ("1", "completed", "1"),
             ("13", "failed", ""),
             ("14", "failed", ""),
+            ("15", "failed", ""),
             ("2", "completed", "2"),
         ]
         assert (folder / "summary.md").is_file()
@@ -140,17 +143,17 @@ class TestSweep:
 
     def test_failed_jobs_have_their_traceback_in_their_own_log(self, sweep):
         folder, _, _ = sweep
-        logs = [(folder / str(job) / "job_script.log").read_text() for job in range(4)]
-        assert ["Traceback" in log for log in logs] == [False, True, True, False]
+        logs = [(folder / str(job) / "job_script.log").read_text() for job in range(5)]
+        assert ["Traceback" in log for log in logs] == [False, True, True, False, False]
         assert "SettingError" in logs[1]
         assert "ZeroDivisionError" in logs[2]
 
     def test_every_job_has_its_own_tracker_run_finished_whatever_happened(self, sweep):
         folder, _, _ = sweep
-        for job in range(4):
+        for job, seed in ((0, 1), (1, 13), (2, 14), (4, 2)):
             (run,) = (folder / str(job) / "wandb").glob("offline-run-*")
             content = next(run.glob("*.wandb")).read_bytes()
-            assert f"seed={(1, 13, 14, 2)[job]}".encode() in content  # in the run's name
+            assert f"seed={seed}".encode() in content  # in the run's name
             assert folder.name.encode() in content  # the group
             # An unfinished run of an earlier job would have taken the later jobs in.
-            assert sum(f"seed={seed}".encode() in content for seed in (13, 14, 2)) <= 1
+            assert sum(f"seed={other}".encode() in content for other in (13, 14, 2)) <= 1

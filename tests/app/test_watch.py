@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,6 +48,19 @@ HydraConfig.get = staticmethod(lambda: SimpleNamespace(job=SimpleNamespace(name=
 watch_first(Path(sys.argv[1]), float(sys.argv[2]))
 time.sleep(float(sys.argv[3]))
 sys.exit(3)
+"""
+#: A job that a sweep has started, which ends by itself some seconds behind its sweep; its word: its folder.
+OF_A_SWEEP = """
+import os, sys, time
+from pathlib import Path
+from fovea.app.watch import watch_sweep
+sweep = os.getppid()
+watch_sweep(Path(sys.argv[1]))
+print("begun", flush=True)
+while os.getppid() == sweep:
+    time.sleep(0.1)
+time.sleep(float(sys.argv[2]))
+print("left alone", file=sys.stderr)
 """
 
 
@@ -116,6 +130,22 @@ def test_a_process_ends_whose_first_one_was_gone_before_it_came(tmp_path):
     assert last.endswith("Start the same command anew")
     done = second(tmp_path, os.getpid(), 3)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "seconds", "last"), [("$$", 600, "The sweep that has started this job is gone."), ("1", 3, "left alone")]
+)
+def test_a_job_does_not_outlive_the_sweep_that_has_started_it(tmp_path, sweep, seconds, last):
+    """A process that something else has started, as a rank of the job, is not meant."""
+    command = shlex.join([sys.executable, "-c", OF_A_SWEEP, str(tmp_path), str(seconds)])
+    shell = ["sh", "-c", f"FOVEA_SWEEP={sweep} {command} & wait"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(shell, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.kill()
+    _, told = process.communicate(timeout=240)  # the job holds the pipes until it ends
+    assert told.splitlines()[-1] == last
 
 
 def started_by(process: subprocess.Popen) -> int:
