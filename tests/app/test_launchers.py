@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.conf import ConfigSourceInfo
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
@@ -76,7 +77,7 @@ def test_a_job_of_several_devices_is_a_command_of_its_own():
     cfg = composed(*sweep, "drafter.retrieval.rho=0.85", "tags=[a,b]", "paths.output_dir='/it\\'s here'")
     with open_dict(cfg):
         cfg.hydra.overrides.task += ["launch=joblib", "search.k_max=64"]
-        cfg.hydra.runtime.config_sources.append({"path": "/my conf", "schema": "file", "provider": "command-line"})
+        cfg.hydra.runtime.config_sources.append(ConfigSourceInfo("/my conf", "file", "command-line"))
     HydraConfig.instance().set_config(cfg)
     with open_dict(cfg):
         del cfg.hydra
