@@ -12,6 +12,8 @@ SECOND_STAGE = {"vispec": "vispec_stage2"}
 _BARE = ("speed.trajectories=0", "speed.transformers_prompts=0")
 #: Draft trees from a chain to the papers' own, as width, depth and nodes, the root counted.
 TREES = ((1, 2, 3), (1, 4, 5), (1, 6, 7), (2, 4, 8), (2, 6, 10), (3, 6, 16), (4, 6, 24), (6, 6, 40))
+#: Fixed numbers of visual tokens beside the 16 of the controls: below what a small picture has, up to the paper's most.
+FIXED = (2, 4, 8, 32, 128, 512)
 #: Settings of SpecVLM's Table 4: ratios of the branches that shorten, and queries of the resampler.
 RATIOS, QUERIES = (2, 3, 5, 10, 20), (1, 2, 4, 8, 10)
 #: Seconds that a drafter trains on two CPU cores, where it is not about a minute.
@@ -77,7 +79,7 @@ def evidence() -> list[Stage]:
         ),
         Stage(
             "controls",
-            "rules of retrieval and controls, one checkpoint (FOVEA, Table 7)",
+            "rules of retrieval, controls and fixed numbers, one checkpoint (FOVEA, Table 7 and Figure 4)",
             (
                 swept("mass"),
                 swept("dense", "drafter.retrieval.mode=dense"),
@@ -85,6 +87,7 @@ def evidence() -> list[Stage]:
                     swept(mode, f"drafter.retrieval.mode={mode}", "drafter.retrieval.k=16")
                     for mode in ("topk", "random", "static_image", "query_agnostic", "state_only", "once_per_block")
                 ),
+                *(swept(f"top{k}", "drafter.retrieval.mode=topk", f"drafter.retrieval.k={k}") for k in FIXED),
             ),
         ),
         Stage(
