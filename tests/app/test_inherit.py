@@ -13,6 +13,7 @@ from fovea.app.resumable import _KEPT, require_checkpoint
 from fovea.app.runs import continued, initial_drafter, saved_config
 from fovea.app.typed import SettingError
 from fovea.drafters.checkpoint import CheckpointError
+from tests.app.test_damaged_checkpoint import fit_loop
 
 GROUPS = ("decode", "drafter", "model")
 
@@ -101,10 +102,8 @@ def test_a_run_goes_on_in_its_own_folder_once_it_has_a_checkpoint(tmp_path):
         for name in ("metrics/metrics.csv", "checkpoints/last.ckpt"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(f"{again}")
-        torch.save(
-            {name: {} if kind is Mapping else kind() for name, (kind, *_) in _KEPT.items()},
-            tmp_path / "checkpoints" / "last.ckpt",
-        )
+        kept = {name: {} if kind is Mapping else kind() for name, (kind, *_) in _KEPT.items()}
+        torch.save(kept | {"loops": {"fit_loop": fit_loop()}}, tmp_path / "checkpoints" / "last.ckpt")
         assert continued(cfg, parse([], GROUPS)) == (cfg, tmp_path / "checkpoints" / "last.ckpt")
         assert (tmp_path / f"earlier_metrics_{again}" / "metrics.csv").read_text() == f"{again}"
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"cut")

@@ -17,7 +17,7 @@ from fovea.decoding.selection import Selection
 from fovea.decoding.trace import GenerationTrace
 from fovea.decoding.transformers_generate import generate_transformers
 from fovea.decoding.tree import DraftTree
-from fovea.evaluation import speed
+from fovea.evaluation import race
 from fovea.evaluation.prompts import balanced, user_turns
 from fovea.evaluation.results import ALL, LosslessnessError, SpeedResult
 from fovea.evaluation.speed import evaluate_and_save, evaluate_speed
@@ -151,13 +151,13 @@ def test_a_memory_forgets_the_warm_up_and_keeps_what_is_measured(small_target, s
 def test_each_decoder_goes_first_in_turn(monkeypatch, small_target, small_conversations, oracle, with_transformers):
     order: list[str] = []
     for name in ("generate_autoregressive", "generate", "generate_transformers"):
-        real = getattr(speed, name)
+        real = getattr(race, name)
 
         def noted(*args, _real=real, _name=name, **kwargs):
             order.append(_name)
             return _real(*args, **kwargs)
 
-        monkeypatch.setattr(speed, name, noted)
+        monkeypatch.setattr(race, name, noted)
     config = replace(CONFIG, warmup_prompts=0, transformers_prompts=with_transformers)
     evaluate_speed(small_target, oracle, small_conversations[:6], config)
     decoders = 3 if with_transformers else 2
@@ -239,7 +239,7 @@ def test_result_survives_its_folder(result, tmp_path):
 def test_unexplained_difference_fails_after_the_traces_are_saved(
     monkeypatch, small_target, small_conversations, tmp_path
 ):
-    real = speed.generate
+    real = race.generate
 
     def wrong(*args, **kwargs) -> GenerationTrace:
         trace = real(*args, **kwargs)
@@ -247,7 +247,7 @@ def test_unexplained_difference_fails_after_the_traces_are_saved(
             trace.tokens[3] += 1
         return trace
 
-    monkeypatch.setattr(speed, "generate", wrong)
+    monkeypatch.setattr(race, "generate", wrong)
     proposer = RandomProposer(vocab_size=small_target.spec.vocab_size, nodes=4)
     with pytest.raises(LosslessnessError, match=r"1 of 3 .*'wide'.*token 3"):
         evaluate_and_save(small_target, proposer, small_conversations[:3], CONFIG, tmp_path)

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 from fovea.decoding.scripted import RandomProposer
 from fovea.decoding.trace import GenerationTrace
-from fovea.evaluation import speed
+from fovea.evaluation import race
 from fovea.evaluation.results import LosslessnessError, SpeedResult
 from fovea.evaluation.speed import evaluate_and_save
 from fovea.evaluation.speed_config import SpeedConfig
@@ -57,8 +57,8 @@ def work(rank: int, folder: Path, checkpoint: Path) -> None:
 
     # A wrong answer on one rank stops all of them.
     if rank == 1:
-        right = speed.generate
-        speed.generate = lambda *args, **kwargs: misquote(right(*args, **kwargs))  # type: ignore[assignment]
+        right = race.generate
+        race.generate = lambda *args, **kwargs: misquote(right(*args, **kwargs))  # type: ignore[assignment]
     with pytest.raises(LosslessnessError, match="1 of 3"):
         evaluate_and_save(target, proposer, prompts, config, folder / "wrong")
     dist.destroy_process_group()
