@@ -28,10 +28,8 @@ class Fingerprinted(Protocol):
 
 def origin(run: Path, trainer: L.Trainer) -> dict[str, Any]:
     """What :func:`lineage` gives, and the resolved configuration."""
-    record = lineage(run, trainer)
-    if (run / CONFIG).is_file():
-        record["config"] = _config(run)
-    return record
+    config = _config(run)
+    return _lineage(run, trainer, config) | ({} if config is None else {"config": config})
 
 
 def lineage(run: Path, trainer: L.Trainer) -> dict[str, Any]:
@@ -39,10 +37,14 @@ def lineage(run: Path, trainer: L.Trainer) -> dict[str, Any]:
 
     What the folder ``run`` or the data do not say is missing.
     """
+    return _lineage(run, trainer, _config(run))
+
+
+def _lineage(run: Path, trainer: L.Trainer, config: dict[str, Any] | None) -> dict[str, Any]:
     record: dict[str, Any] = {}
     if (run / PROVENANCE).is_file():
         record |= json.loads((run / PROVENANCE).read_text(encoding="utf-8"))
-    if (run / CONFIG).is_file() and (place := place_of(_config(run).get("data", {}).get("train"))) is not None:
+    if config is not None and (place := place_of(config.get("data", {}).get("train"))) is not None:
         record[TRAINED_ON] = place
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(data, Fingerprinted):
@@ -50,5 +52,6 @@ def lineage(run: Path, trainer: L.Trainer) -> dict[str, Any]:
     return record
 
 
-def _config(run: Path) -> dict[str, Any]:
-    return yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+def _config(run: Path) -> dict[str, Any] | None:
+    path = run / CONFIG
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
