@@ -69,7 +69,7 @@ class TrainedOn:
             return False
 
 
-class Unseen(ConversationSource):
+class NotTrainedOn(ConversationSource):
     """Conversations of ``source`` that are not in ``trained``; the others are counted."""
 
     def __init__(self, source: ConversationSource, trained: TrainedOn) -> None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from callbacks.origin import TRAINED_ON
 from datamodules.conversation_source import ConversationSource
 from datamodules.online import OnlineDataModule
-from datamodules.trained_on import TrainedOn, Unseen, place_of
+from datamodules.trained_on import NotTrainedOn, TrainedOn, place_of
 from fovea.app.settings import Settings
 from fovea.app.typed import SettingError
 from fovea.app.updates import require_updates
@@ -98,7 +98,7 @@ def prompts(cfg: DictConfig) -> Sequence[Conversation]:
     """
     asked = source(cfg, "benchmark.conversations")
     exclude = cfg.benchmark.get("exclude")
-    return asked if exclude is None else Unseen(asked, TrainedOn(Path(exclude).expanduser()))
+    return asked if exclude is None else NotTrainedOn(asked, TrainedOn(Path(exclude).expanduser()))
 
 
 def trained_on(cfg: DictConfig, drafter: Path | None) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from datamodules.conversations import JsonlConversations, SourceError
 from datamodules.mixture import Sizes, build, write
-from datamodules.trained_on import TrainedOn, Unseen, place_of, tell_of_trained
+from datamodules.trained_on import NotTrainedOn, TrainedOn, place_of, tell_of_trained
 from fovea.artifacts.errors import ArtifactError
 from fovea.artifacts.fingerprint import Fingerprint
 from fovea.artifacts.lesson import hash_image
@@ -83,7 +83,7 @@ def test_a_picture_under_another_name(folder, place):
 
 
 def test_they_are_left_out_and_counted(folder):
-    unseen = Unseen(asked(folder), TrainedOn(folder / "mix"))
+    unseen = NotTrainedOn(asked(folder), TrainedOn(folder / "mix"))
     wanted = [f"mathvista/{n}" for n in range(6)]
     learned = {*keys(folder / "mix/train.jsonl")} & {*wanted}
     assert learned
@@ -95,17 +95,17 @@ def test_they_are_left_out_and_counted(folder):
         file.write(json.dumps({"key": "k", "ids": [], "images": []}) + "\n")
     assert unseen.digest() != before
     with pytest.raises(SourceError, match=r"all 2 prompts were trained on, as .*manifests/train.jsonl says"):
-        len(Unseen(JsonlConversations(folder / "mix/train.jsonl"), TrainedOn(folder / "mix")))
+        len(NotTrainedOn(JsonlConversations(folder / "mix/train.jsonl"), TrainedOn(folder / "mix")))
 
 
 def test_a_missing_picture_is_still_named_by_its_record(folder):
     (folder / "mathvista/images/3.png").unlink()
     with pytest.raises(SourceError, match=r"testmini.json, record '3': the picture"):
-        Unseen(asked(folder), TrainedOn(folder / "mix")).require_pictures()
+        NotTrainedOn(asked(folder), TrainedOn(folder / "mix")).require_pictures()
     file = folder / "mix/evaluation-mathvista.jsonl"
     (folder / f"mathvista/images/{keys(file)[1].removeprefix('mathvista/')}.png").unlink()
     with pytest.raises(SourceError, match=re.escape(f"{file}, line ")):
-        Unseen(JsonlConversations(file), TrainedOn(folder / "mix")).require_pictures()
+        NotTrainedOn(JsonlConversations(file), TrainedOn(folder / "mix")).require_pictures()
 
 
 def test_they_are_told_of(folder, caplog):
