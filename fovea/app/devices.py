@@ -45,11 +45,15 @@ def devices_named(devices: Any) -> int | list[int] | None:
     return int(numbers[0])
 
 
+def devices_per_node(trainer: DictConfig) -> int | None:
+    """How many devices of a machine ``trainer`` takes; None for all that there are."""
+    named = devices_named(trainer.devices)
+    return len(named) if isinstance(named, list) else named
+
+
 def fewer_devices(trainer: DictConfig, here: int) -> str:
     """The overrides by which as many as possible of the ``here`` devices train with the same global batch."""
-    named = devices_named(trainer.devices)
-    asked = len(named) if isinstance(named, list) else named or 1
-    together = asked * trainer.accumulate_grad_batches
+    together = (devices_per_node(trainer) or 1) * trainer.accumulate_grad_batches
     fewer = max(count for count in range(1, max(1, here) + 1) if together % count == 0)
     return f"trainer.devices={fewer} trainer.accumulate_grad_batches={together // fewer}"
 

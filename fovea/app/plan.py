@@ -11,13 +11,13 @@ from huggingface_hub import try_to_load_from_cache
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from fovea.app.devices import DTYPES, fewer_devices, gpus_here
+from fovea.app.devices import DTYPES, devices_per_node, fewer_devices, gpus_here
 from fovea.app.runs import record_settings
 from fovea.app.settings import Settings, read_settings, with_layers_read
 from fovea.app.sources import source
 from fovea.app.targets import require_eyes
 from fovea.app.typed import SettingError, build, convert
-from fovea.app.updates import batching_of, devices_per_node, schedule_fault, updates_of
+from fovea.app.updates import batching_of, schedule_fault, updates_of
 from fovea.artifacts.manifest import MANIFEST, Manifest
 from fovea.artifacts.size import SampleLengths
 from fovea.drafters.training_free import CONFIGS
@@ -220,7 +220,7 @@ def _named(value: str, auto: str) -> str:
 
 def _devices(cfg: DictConfig, *, on_gpu: bool, notes: list[str]) -> int:
     """Devices of a machine that train; notes how many GPUs this one has, which need not be the one that trains."""
-    asked = devices_per_node(cfg)
+    asked = devices_per_node(cfg.trainer)
     if not asked:
         raise SettingError(
             f"trainer.devices is {cfg.trainer.devices}; a plan needs the number of devices: trainer.devices=2"

@@ -6,15 +6,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from fovea.app.devices import devices_named
+from fovea.app.devices import devices_per_node
 from fovea.app.typed import SettingError
 from fovea.planning.updates import Batching, Updates, count_updates
-
-
-def devices_per_node(cfg: DictConfig) -> int | None:
-    """How many devices of a machine train; None for all that there are."""
-    named = devices_named(cfg.trainer.devices)
-    return len(named) if isinstance(named, list) else named
 
 
 def batching_of(cfg: DictConfig, devices: int) -> Batching:
@@ -62,6 +56,6 @@ def require_updates(cfg: DictConfig, conversations: int) -> None:
     """
     if (cfg.trainer.max_epochs or -1) < 0:
         return  # it ends by another rule, if at all
-    most = updates_of(cfg, conversations, batching_of(cfg, devices_per_node(cfg) or 1)).total
+    most = updates_of(cfg, conversations, batching_of(cfg, devices_per_node(cfg.trainer) or 1)).total
     if fault := schedule_fault(cfg, most):
         raise SettingError(f"{conversations:,} conversations make at most {most:,} optimizer updates: {fault}")
