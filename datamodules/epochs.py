@@ -177,12 +177,12 @@ class EpochLoader(DataLoader):
         if not state or not isinstance(sampler, EpochSampler):
             return
         if 0 < state["taken"] < state["length"]:
-            there, here = (state["length"], state.get("samples", "")), (sampler.length, self._identity())
-            if there[0] != here[0] or (there[1] and there[1] != here[1]):
-                which = "" if there[0] != here[0] else " others"
+            as_many, was = state["length"] == sampler.length, state.get("samples")
+            if not as_many or (was and was != self._identity()):
+                now = f"{sampler.length}{' others' if as_many else ''}"
                 raise ArtifactError(
-                    f"the run was left within an epoch of {there[0]} samples, and there are {here[0]}{which} now; "
-                    "resume it with the data that it had, or start a new training from its weights with init_from"
+                    f"the run was left within an epoch of {state['length']} samples, and there are {now} now; resume "
+                    "it with the data that it had, or start a new training from its weights with init_from"
                 )
         if state["taken"] < sampler.length:
             sampler.begin_at(state["epoch"], state["taken"], state.get("rule"))

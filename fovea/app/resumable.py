@@ -60,8 +60,9 @@ def require_checkpoint(path: Path) -> None:
     if lacking := sorted(_KEPT.keys() - checkpoint.keys()):
         raise SettingError(f"{path} is no checkpoint of a training: it lacks {', '.join(lacking)}; {remedy}")
     wrong = [name for name, types in _KEPT.items() if not _is(checkpoint[name], *types)]
-    if wrong or not _counts(checkpoint["loops"].get("fit_loop", {})):
-        wrong = wrong or ["loops"]
+    if not wrong and not _counts(checkpoint["loops"].get("fit_loop", {})):
+        wrong = ["loops"]
+    if wrong:
         raise SettingError(f"{path} is no checkpoint of a training: {', '.join(wrong)} cannot be used; {remedy}")
 
 
